@@ -59,7 +59,9 @@ impl<T: DeserializeOwned> Codec<T> for Json {
 impl Json {
     /// The body for a value: what a publisher puts into `_payload`.
     pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Bytes, CodecError> {
-        serde_json::to_vec(value).map(Bytes::from).map_err(|error| CodecError::Malformed(error.into()))
+        serde_json::to_vec(value)
+            .map(Bytes::from)
+            .map_err(|error| CodecError::Malformed(error.into()))
     }
 }
 
@@ -102,7 +104,9 @@ impl<T: DeserializeOwned> Codec<T> for Fields {
         let mut named: Vec<(&str, FieldValue<'_>)> = Vec::with_capacity(entry.fields.len() / 2);
         for (name, value) in entry.fields() {
             // A name that is no text cannot be a member of a struct.
-            let Ok(name) = std::str::from_utf8(name) else { continue };
+            let Ok(name) = std::str::from_utf8(name) else {
+                continue;
+            };
             if !named.iter().any(|(known, _)| *known == name) {
                 named.push((name, FieldValue(value)));
             }
@@ -120,10 +124,13 @@ impl<'a> FieldValue<'a> {
         std::str::from_utf8(self.0).map_err(serde::de::Error::custom)
     }
 
-    fn parse<N: std::str::FromStr<Err: std::fmt::Display>>(&self) -> Result<N, serde::de::value::Error> {
+    fn parse<N: std::str::FromStr<Err: std::fmt::Display>>(
+        &self,
+    ) -> Result<N, serde::de::value::Error> {
         let text = self.text()?;
-        text.parse()
-            .map_err(|error| serde::de::Error::custom(format_args!("field value `{text}`: {error}")))
+        text.parse().map_err(|error| {
+            serde::de::Error::custom(format_args!("field value `{text}`: {error}"))
+        })
     }
 }
 
@@ -154,31 +161,48 @@ impl<'de> serde::Deserializer<'de> for FieldValue<'_> {
         deserialize_f32 => visit_f32, deserialize_f64 => visit_f64, deserialize_char => visit_char,
     }
 
-    fn deserialize_bool<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+    fn deserialize_bool<V: serde::de::Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
         match self.text()? {
             "true" | "1" => visitor.visit_bool(true),
             "false" | "0" => visitor.visit_bool(false),
-            other => Err(serde::de::Error::custom(format_args!("field value `{other}` is no boolean"))),
+            other => Err(serde::de::Error::custom(format_args!(
+                "field value `{other}` is no boolean"
+            ))),
         }
     }
 
-    fn deserialize_any<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+    fn deserialize_any<V: serde::de::Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
         match std::str::from_utf8(self.0) {
             Ok(text) => visitor.visit_str(text),
             Err(_) => visitor.visit_bytes(self.0),
         }
     }
 
-    fn deserialize_option<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+    fn deserialize_option<V: serde::de::Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
         // A field that is there is a value; a missing one never comes this far.
         visitor.visit_some(self)
     }
 
-    fn deserialize_bytes<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+    fn deserialize_bytes<V: serde::de::Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
         visitor.visit_bytes(self.0)
     }
 
-    fn deserialize_byte_buf<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+    fn deserialize_byte_buf<V: serde::de::Visitor<'de>>(
+        self,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
         visitor.visit_bytes(self.0)
     }
 
@@ -196,7 +220,8 @@ impl<'de> serde::Deserializer<'de> for FieldValue<'_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Self::Error> {
-        let variant: serde::de::value::StrDeserializer<'_, Self::Error> = self.text()?.into_deserializer();
+        let variant: serde::de::value::StrDeserializer<'_, Self::Error> =
+            self.text()?.into_deserializer();
         variant.deserialize_enum(name, variants, visitor)
     }
 
@@ -211,7 +236,10 @@ mod tests {
     use crate::message::EntryId;
 
     fn entry(fields: &[(&'static str, &'static [u8])]) -> Entry {
-        Entry::new(EntryId::new(1, 0), fields.iter().map(|(name, value)| (*name, *value)))
+        Entry::new(
+            EntryId::new(1, 0),
+            fields.iter().map(|(name, value)| (*name, *value)),
+        )
     }
 
     #[derive(Debug, PartialEq, serde::Deserialize)]
@@ -242,14 +270,28 @@ mod tests {
             ("size", b"large"),
             ("unknown", b"\xff\xfe"),
         ]);
-        let expected =
-            Order { id: 7, price: 1.5, express: true, size: Size::Large, note: None, count: 0 };
-        assert_eq!(<Fields as Codec<Order>>::decode(&Fields, &whole).unwrap(), expected);
+        let expected = Order {
+            id: 7,
+            price: 1.5,
+            express: true,
+            size: Size::Large,
+            note: None,
+            count: 0,
+        };
+        assert_eq!(
+            <Fields as Codec<Order>>::decode(&Fields, &whole).unwrap(),
+            expected
+        );
     }
 
     #[test]
     fn a_field_that_does_not_fit_is_named_in_the_error() {
-        let wrong = entry(&[("id", b"seven"), ("price", b"1"), ("express", b"0"), ("size", b"small")]);
+        let wrong = entry(&[
+            ("id", b"seven"),
+            ("price", b"1"),
+            ("express", b"0"),
+            ("size", b"small"),
+        ]);
         let error = <Fields as Codec<Order>>::decode(&Fields, &wrong).unwrap_err();
         assert!(error.to_string().contains("seven"), "{error}");
     }
@@ -259,11 +301,17 @@ mod tests {
         let bare = entry(&[("id", b"7")]);
         let error = <Json as Codec<u64>>::decode(&Json, &bare).unwrap_err();
         assert!(matches!(error, CodecError::NoPayload));
-        assert_eq!(<Raw as Codec<Bytes>>::decode(&Raw, &bare).unwrap(), Bytes::new());
+        assert_eq!(
+            <Raw as Codec<Bytes>>::decode(&Raw, &bare).unwrap(),
+            Bytes::new()
+        );
         assert_eq!(<Raw as Codec<Entry>>::decode(&Raw, &bare).unwrap(), bare);
         let whole = entry(&[("_payload", b"41")]);
         assert_eq!(<Json as Codec<u64>>::decode(&Json, &whole).unwrap(), 41);
         let broken = entry(&[("_payload", b"{\xff")]);
-        assert!(matches!(<Json as Codec<u64>>::decode(&Json, &broken), Err(CodecError::Malformed(_))));
+        assert!(matches!(
+            <Json as Codec<u64>>::decode(&Json, &broken),
+            Err(CodecError::Malformed(_))
+        ));
     }
 }

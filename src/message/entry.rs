@@ -26,14 +26,19 @@ pub struct EntryId {
 
 /// The text is not an entry id: two unsigned 64-bit numbers joined by a dash, such as `1517363399650-0`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not an entry id: two unsigned 64-bit numbers joined by a dash are, such as 1517363399650-0")]
+#[error(
+    "`{0}` is not an entry id: two unsigned 64-bit numbers joined by a dash are, such as 1517363399650-0"
+)]
 pub struct InvalidEntryId(String);
 
 impl EntryId {
     /// `0-0`: before every entry. No entry has it.
     pub const MIN: EntryId = EntryId { ms: 0, seq: 0 };
     /// The largest id that an entry can have.
-    pub const MAX: EntryId = EntryId { ms: u64::MAX, seq: u64::MAX };
+    pub const MAX: EntryId = EntryId {
+        ms: u64::MAX,
+        seq: u64::MAX,
+    };
 
     /// The id with these two parts.
     pub const fn new(ms: u64, seq: u64) -> Self {
@@ -55,7 +60,10 @@ impl EntryId {
     pub(crate) fn parse(text: &[u8]) -> Option<EntryId> {
         let dash = text.iter().position(|&b| b == b'-')?;
         let (ms, seq) = text.split_at(dash);
-        Some(EntryId { ms: number(ms)?, seq: number(seq.get(1..)?)? })
+        Some(EntryId {
+            ms: number(ms)?,
+            seq: number(seq.get(1..)?)?,
+        })
     }
 }
 
@@ -121,7 +129,10 @@ impl Entry {
         N: Into<Bytes>,
         V: Into<Bytes>,
     {
-        let fields = fields.into_iter().flat_map(|(name, value)| [name.into(), value.into()]).collect();
+        let fields = fields
+            .into_iter()
+            .flat_map(|(name, value)| [name.into(), value.into()])
+            .collect();
         Entry { id, fields }
     }
 
@@ -138,7 +149,9 @@ impl Entry {
     /// The value of the first field of this name.
     pub fn field(&self, name: impl AsRef<[u8]>) -> Option<&Bytes> {
         let name = name.as_ref();
-        self.fields().find(|(field, _)| *field == name).map(|(_, value)| value)
+        self.fields()
+            .find(|(field, _)| *field == name)
+            .map(|(_, value)| value)
     }
 
     /// The value of the first `_payload` field, where publishers put the body.
@@ -164,7 +177,17 @@ mod tests {
         assert_eq!(EntryId::MAX.next(), None);
         assert_eq!(EntryId::new(4, u64::MAX).next(), Some(EntryId::new(5, 0)));
         assert_eq!("1-70000".parse(), Ok(EntryId::new(1, 70_000)));
-        for wrong in ["", "-", "1", "1-", "-1", "+1-2", "1-2-3", "1-x", "18446744073709551616-0"] {
+        for wrong in [
+            "",
+            "-",
+            "1",
+            "1-",
+            "-1",
+            "+1-2",
+            "1-2-3",
+            "1-x",
+            "18446744073709551616-0",
+        ] {
             assert!(wrong.parse::<EntryId>().is_err(), "{wrong}");
         }
     }

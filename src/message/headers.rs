@@ -43,23 +43,31 @@ impl<'a> Headers<'a> {
     /// The first header of this name.
     pub fn get(&self, name: impl AsRef<[u8]>) -> Option<&'a [u8]> {
         let name = name.as_ref();
-        self.iter().find(|(header, _)| *header == name).map(|(_, value)| value)
+        self.iter()
+            .find(|(header, _)| *header == name)
+            .map(|(_, value)| value)
     }
 
     /// The first header of this name, if it is UTF-8.
     pub fn get_str(&self, name: impl AsRef<[u8]>) -> Option<&'a str> {
-        self.get(name).and_then(|value| std::str::from_utf8(value).ok())
+        self.get(name)
+            .and_then(|value| std::str::from_utf8(value).ok())
     }
 
     /// Every value of a header that may be repeated, in the stream's order.
     pub fn get_all(&self, name: impl AsRef<[u8]>) -> impl Iterator<Item = &'a [u8]> {
         let name = name.as_ref().to_owned();
-        self.iter().filter(move |(header, _)| *header == name).map(|(_, value)| value)
+        self.iter()
+            .filter(move |(header, _)| *header == name)
+            .map(|(_, value)| value)
     }
 
     /// Every header, in the stream's order.
     pub fn iter(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
-        let told = self.told.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        let told = self
+            .told
+            .iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         self.fields
             .chunks_exact(2)
             .filter(|pair| !is_kept_back(&pair[0]))
@@ -72,7 +80,10 @@ impl fmt::Debug for Headers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
             .entries(self.iter().map(|(name, value)| {
-                (String::from_utf8_lossy(name), String::from_utf8_lossy(value))
+                (
+                    String::from_utf8_lossy(name),
+                    String::from_utf8_lossy(value),
+                )
             }))
             .finish()
     }
@@ -80,7 +91,9 @@ impl fmt::Debug for Headers<'_> {
 
 /// Whether this field is this crate's own book-keeping, which handlers do not see.
 fn is_kept_back(field: &[u8]) -> bool {
-    [wire::RETRY_COUNT, wire::RETRY_GROUP, wire::RETRY_ERROR].iter().any(|name| name.as_bytes() == field)
+    [wire::RETRY_COUNT, wire::RETRY_GROUP, wire::RETRY_ERROR]
+        .iter()
+        .any(|name| name.as_bytes() == field)
 }
 
 #[cfg(test)]
@@ -90,7 +103,16 @@ mod tests {
     #[test]
     fn headers_keep_order_repetition_and_bytes_and_hide_our_own() {
         let fields: Vec<Bytes> = [
-            &b"h:a"[..], b"1", b"_payload", b"{}", b"h:retry-group", b"g", b"h:a", b"2", b"h:\xff", b"\xfe",
+            &b"h:a"[..],
+            b"1",
+            b"_payload",
+            b"{}",
+            b"h:retry-group",
+            b"g",
+            b"h:a",
+            b"2",
+            b"h:\xff",
+            b"\xfe",
         ]
         .iter()
         .map(|bytes| Bytes::copy_from_slice(bytes))

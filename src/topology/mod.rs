@@ -1,5 +1,23 @@
 //! What to run: plain data and its validation. Nothing here speaks to a server.
 
+mod handling;
+mod plan;
 mod redis;
+mod restart;
+mod retry;
+mod subscription;
+#[allow(clippy::module_inception)] // the file of the type of that name
+mod topology;
 
+pub use handling::{Handler, Worker};
+pub use plan::InvalidTopology;
 pub use redis::{InvalidRedis, Redis};
+pub use restart::RestartPolicy;
+pub use retry::{DelayedRetry, OnCrash, RetryPolicy};
+pub use subscription::{AfterAck, Draft, Start, Subscription};
+pub use topology::Topology;
+
+pub(crate) use handling::{Handling, Runner, Supply, Verdict};
+pub(crate) use plan::{Plan, PlannedSubscription};
+pub(crate) use retry::{End, Place};
+pub(crate) use subscription::{ReadMode, Settings};

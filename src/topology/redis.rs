@@ -81,6 +81,11 @@ impl Redis {
         Redis { config }
     }
 
+    /// Whether keys live in slots.
+    pub(crate) fn is_clustered(&self) -> bool {
+        self.config.server.is_clustered()
+    }
+
     /// The configuration as fred takes it.
     pub(crate) fn config(&self) -> &Config {
         &self.config
@@ -99,7 +104,11 @@ fn without(details: &str, secret: &str) -> String {
 }
 
 fn servers(hosts: &[Server]) -> String {
-    hosts.iter().map(Server::to_string).collect::<Vec<_>>().join(", ")
+    hosts
+        .iter()
+        .map(Server::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl fmt::Display for Redis {
@@ -107,7 +116,11 @@ impl fmt::Display for Redis {
         match &self.config.server {
             ServerConfig::Centralized { server } => write!(f, "{server}"),
             ServerConfig::Clustered { hosts, .. } => write!(f, "cluster of {}", servers(hosts)),
-            ServerConfig::Sentinel { hosts, service_name, .. } => {
+            ServerConfig::Sentinel {
+                hosts,
+                service_name,
+                ..
+            } => {
                 write!(f, "{service_name} of the sentinels {}", servers(hosts))
             }
             ServerConfig::Unix { path } => write!(f, "{}", path.display()),
@@ -162,7 +175,13 @@ mod tests {
 
     #[test]
     fn debug_never_shows_credentials() {
-        let shown = format!("{:?}", Redis::url("redis://admin:hunter2@localhost:6379").unwrap());
-        assert!(!shown.contains("hunter2") && !shown.contains("admin"), "{shown}");
+        let shown = format!(
+            "{:?}",
+            Redis::url("redis://admin:hunter2@localhost:6379").unwrap()
+        );
+        assert!(
+            !shown.contains("hunter2") && !shown.contains("admin"),
+            "{shown}"
+        );
     }
 }
