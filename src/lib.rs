@@ -1,6 +1,7 @@
 //! Supervised consumers of Redis and Valkey Streams.
 
 pub mod message;
+mod state;
 pub mod topology;
 
 pub use message::*;

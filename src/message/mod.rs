@@ -1,6 +1,7 @@
 //! What flows through the tree: entries, their headers and bodies, and what handlers say of them.
 
 mod codec;
+mod copy;
 mod delivery;
 mod entry;
 mod headers;
@@ -16,9 +17,13 @@ pub use key::StreamKey;
 pub use outcome::Outcome;
 pub use publisher::{DraftEntry, PublishError, Publisher};
 
+pub(crate) use copy::{dead_letter, group_of, retry, retry_headers};
 pub(crate) use delivery::{Received, Source};
 pub(crate) use headers::wire;
 pub(crate) use publisher::Append;
 
 /// The error type that handlers return: any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+#[cfg(test)]
+pub(crate) use delivery::tests::source as test_source;

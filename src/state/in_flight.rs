@@ -1,0 +1,415 @@
+//! Every entry of a group that this process holds.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hashbrown::{HashMap, HashSet};
+use tokio::sync::Notify;
+
+use super::lock;
+use crate::message::{EntryId, Received};
+
+/// Every entry of one (stream, group) that this process holds, with the consumer that owns it.
+///
+/// An entry comes in when a reader registers what it read, and goes out when the server has stored
+/// its verdict. In between it is in exactly one place: waiting in the [`Lanes`](super::Lanes) of its
+/// subscription, running in a worker, or parked or settling in the [`SettleQueue`](super::SettleQueue).
+/// This table holds it all the while: it is what credit is derived from, what the keep-alive keeps
+/// fresh, and what no reader hands over a second time.
+pub(crate) struct InFlight {
+    table: Mutex<Table>,
+    /// One per subscription: told whenever something was let go of.
+    freed: Vec<Notify>,
+}
+
+#[derive(Default)]
+struct Table {
+    held: HashMap<EntryId, Held>,
+    subscriptions: Vec<Usage>,
+    /// Entries that were let go of and stay pending in our name. Only kept while a recovery could find
+    /// them and hand them over again.
+    left: HashSet<EntryId>,
+    keeps_left: bool,
+}
+
+struct Held {
+    what: What,
+    /// When it was read or last kept fresh.
+    fresh_since: Instant,
+}
+
+enum What {
+    InHand(Arc<Received>),
+    /// Waits for an in-process delay; its body is no longer in memory.
+    Parked {
+        owner: Arc<str>,
+        subscription: usize,
+    },
+    /// Its handler hangs in a call that cannot be ended. It is not kept fresh, so that another
+    /// consumer can have it, and not run here again while the call lasts.
+    Abandoned {
+        owner: Arc<str>,
+    },
+}
+
+impl What {
+    fn owner(&self) -> &Arc<str> {
+        match self {
+            What::InHand(received) => &received.source.consumer,
+            What::Parked { owner, .. } | What::Abandoned { owner } => owner,
+        }
+    }
+}
+
+/// What a subscription has in hand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Entries in hand: waiting, running or settling.
+    pub entries: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Entries that wait for an in-process delay without their body.
+    pub parked: usize,
+    /// The size of the largest entry of late.
+    pub largest: usize,
+}
+
+impl InFlight {
+    /// Nothing in hand, for a group with this many subscriptions.
+    pub(crate) fn new(subscriptions: usize) -> Self {
+        InFlight {
+            table: Mutex::new(Table {
+                subscriptions: vec![Usage::default(); subscriptions],
+                ..Table::default()
+            }),
+            freed: (0..subscriptions).map(|_| Notify::new()).collect(),
+        }
+    }
+
+    /// Takes in what was read. What is held already is left out of what it returns: it is being taken
+    /// care of.
+    pub(crate) fn register(&self, received: Vec<Received>, now: Instant) -> Vec<Arc<Received>> {
+        let mut table = lock(&self.table);
+        let table = &mut *table;
+        let mut new = Vec::with_capacity(received.len());
+        let (mut largest, mut of) = (0, None);
+        for received in received {
+            let hashbrown::hash_map::Entry::Vacant(place) = table.held.entry(received.id()) else {
+                continue;
+            };
+            let received = Arc::new(received);
+            let index = received.source.index;
+            (largest, of) = (largest.max(received.bytes), Some(index));
+            if let Some(usage) = table.subscriptions.get_mut(index) {
+                usage.entries += 1;
+                usage.bytes += received.bytes;
+            }
+            place.insert(Held {
+                what: What::InHand(Arc::clone(&received)),
+                fresh_since: now,
+            });
+            new.push(received);
+        }
+        if let Some(usage) = of.and_then(|index| table.subscriptions.get_mut(index)) {
+            // Falls by an eighth with each reply, so that one large entry is not for ever.
+            usage.largest = largest.max(usage.largest - usage.largest / 8);
+        }
+        new
+    }
+
+    /// Whether this process holds the entry.
+    pub(crate) fn holds(&self, id: EntryId) -> bool {
+        lock(&self.table).held.contains_key(&id)
+    }
+
+    /// Those of the ids that are neither held nor were left pending on purpose.
+    pub(crate) fn unknown_of<T>(&self, pending: Vec<T>, id: impl Fn(&T) -> EntryId) -> Vec<T> {
+        let table = lock(&self.table);
+        let known = |id| table.held.contains_key(&id) || table.left.contains(&id);
+        pending
+            .into_iter()
+            .filter(|entry| !known(id(entry)))
+            .collect()
+    }
+
+    /// The server has stored the verdicts: these are no longer ours.
+    pub(crate) fn release(&self, ids: impl IntoIterator<Item = EntryId>) {
+        self.let_go(ids, false);
+    }
+
+    /// These stay pending in our name, and nobody here handles them.
+    pub(crate) fn leave(&self, ids: impl IntoIterator<Item = EntryId>) {
+        self.let_go(ids, true);
+    }
+
+    fn let_go(&self, ids: impl IntoIterator<Item = EntryId>, stay_pending: bool) {
+        let mut freed = 0u64;
+        let mut gone = Vec::new(); // bodies are freed after the lock
+        {
+            let mut table = lock(&self.table);
+            for id in ids {
+                if stay_pending && table.keeps_left {
+                    table.left.insert(id);
+                }
+                let Some(held) = table.held.remove(&id) else {
+                    continue;
+                };
+                let index = match &held.what {
+                    What::InHand(received) => {
+                        let index = received.source.index;
+                        if let Some(usage) = table.subscriptions.get_mut(index) {
+                            usage.entries = usage.entries.saturating_sub(1);
+                            usage.bytes = usage.bytes.saturating_sub(received.bytes);
+                        }
+                        index
+                    }
+                    What::Parked { subscription, .. } => {
+                        if let Some(usage) = table.subscriptions.get_mut(*subscription) {
+                            usage.parked = usage.parked.saturating_sub(1);
+                        }
+                        *subscription
+                    }
+                    What::Abandoned { .. } => continue,
+                };
+                freed |= 1 << (index % 64);
+                gone.push(held);
+            }
+        }
+        for (index, notify) in self.freed.iter().enumerate() {
+            if freed & (1 << (index % 64)) != 0 {
+                notify.notify_one();
+            }
+        }
+    }
+
+    /// Gives the entry's body and credit back while it waits for its delay; `false` when `most` of
+    /// the subscription are parked already, and then it keeps both.
+    pub(crate) fn park(&self, id: EntryId, most: usize) -> bool {
+        let mut table = lock(&self.table);
+        let table = &mut *table;
+        let Some(held) = table.held.get_mut(&id) else {
+            return true;
+        };
+        let What::InHand(received) = &held.what else {
+            return true;
+        };
+        let (index, bytes) = (received.source.index, received.bytes);
+        let Some(usage) = table.subscriptions.get_mut(index) else {
+            return false;
+        };
+        if usage.parked >= most {
+            return false;
+        }
+        usage.parked += 1;
+        usage.entries = usage.entries.saturating_sub(1);
+        usage.bytes = usage.bytes.saturating_sub(bytes);
+        held.what = What::Parked {
+            owner: Arc::clone(&received.source.consumer),
+            subscription: index,
+        };
+        if let Some(freed) = self.freed.get(index) {
+            freed.notify_one();
+        }
+        true
+    }
+
+    /// Gives up on an entry whose handler cannot be ended.
+    pub(crate) fn abandon(&self, id: EntryId) {
+        let mut table = lock(&self.table);
+        let table = &mut *table;
+        let Some(held) = table.held.get_mut(&id) else {
+            return;
+        };
+        if let What::InHand(received) = &held.what {
+            let index = received.source.index;
+            if let Some(usage) = table.subscriptions.get_mut(index) {
+                usage.entries = usage.entries.saturating_sub(1);
+                usage.bytes = usage.bytes.saturating_sub(received.bytes);
+            }
+            held.what = What::Abandoned {
+                owner: Arc::clone(&received.source.consumer),
+            };
+            if let Some(freed) = self.freed.get(index) {
+                freed.notify_one();
+            }
+        }
+    }
+
+    /// What the subscription has in hand.
+    pub(crate) fn usage(&self, subscription: usize) -> Usage {
+        lock(&self.table)
+            .subscriptions
+            .get(subscription)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Returns when something of the subscription was let go of since the last call.
+    pub(crate) async fn freed(&self, subscription: usize) {
+        match self.freed.get(subscription) {
+            Some(freed) => freed.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ids that stay pending are remembered from now on, or no longer: while a reader recovers.
+    pub(crate) fn keep_left(&self, keep: bool) {
+        let mut table = lock(&self.table);
+        table.keeps_left = keep;
+        if !keep {
+            table.left = HashSet::new();
+        }
+    }
+
+    /// Entries that were not kept fresh for this long, with the consumers that own them.
+    pub(crate) fn aging(&self, age: Duration, now: Instant) -> Vec<(EntryId, Arc<str>)> {
+        let table = lock(&self.table);
+        let old = |held: &Held| now.saturating_duration_since(held.fresh_since) >= age;
+        let kept = |held: &Held| match &held.what {
+            What::InHand(received) => !received.is_lost(),
+            What::Parked { .. } => true,
+            What::Abandoned { .. } => false,
+        };
+        let aging = table
+            .held
+            .iter()
+            .filter(|(_, held)| old(held) && kept(held));
+        aging
+            .map(|(&id, held)| (id, Arc::clone(held.what.owner())))
+            .collect()
+    }
+
+    /// The server has these as fresh since `now`.
+    pub(crate) fn refreshed(&self, ids: &[EntryId], now: Instant) {
+        let mut table = lock(&self.table);
+        for id in ids {
+            if let Some(held) = table.held.get_mut(id) {
+                held.fresh_since = now;
+            }
+        }
+    }
+
+    /// Another consumer owns the entry. Returns it if it is in hand, told of it; a parked one is
+    /// let go of, since the other consumer will give the verdict.
+    pub(crate) fn lose(&self, id: EntryId) -> Option<Arc<Received>> {
+        let received = {
+            let table = lock(&self.table);
+            match &table.held.get(&id)?.what {
+                What::InHand(received) => Some(Arc::clone(received)),
+                What::Parked { .. } => None,
+                What::Abandoned { .. } => return None,
+            }
+        };
+        match &received {
+            Some(received) => received.lose(),
+            None => self.release([id]),
+        }
+        received
+    }
+
+    /// How many entries are held, parked and abandoned ones included.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.table).held.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Entry;
+    use crate::message::test_source as source;
+
+    fn received(ms: u64, subscription: usize) -> Received {
+        Received::fresh(
+            Entry::new(EntryId::new(ms, 0), [("f", "1234567")]),
+            &source(subscription),
+        )
+    }
+
+    fn id(ms: u64) -> EntryId {
+        EntryId::new(ms, 0)
+    }
+
+    fn usage(entries: usize, parked: usize) -> Usage {
+        Usage {
+            entries,
+            bytes: entries * 8,
+            parked,
+            largest: 8,
+        }
+    }
+
+    #[test]
+    fn an_entry_is_taken_in_once_and_its_credit_comes_back_once() {
+        let held = InFlight::new(2);
+        assert_eq!(
+            held.register(vec![received(1, 0), received(2, 0)], Instant::now())
+                .len(),
+            2
+        );
+        assert_eq!(
+            held.register(vec![received(2, 0), received(2, 1)], Instant::now())
+                .len(),
+            0
+        );
+        assert_eq!(held.usage(0), usage(2, 0));
+        assert_eq!(held.usage(1).entries, 0);
+        held.release([id(2), id(2), id(9)]);
+        assert_eq!(held.usage(0), usage(1, 0));
+    }
+
+    #[test]
+    fn parking_gives_the_credit_back_until_the_bound() {
+        let held = InFlight::new(1);
+        held.register((1..=3).map(|ms| received(ms, 0)).collect(), Instant::now());
+        assert!(held.park(id(1), 2));
+        assert!(held.park(id(2), 2));
+        assert!(!held.park(id(3), 2));
+        assert_eq!(held.usage(0), usage(1, 2));
+        held.release([id(1), id(3)]);
+        assert_eq!(held.usage(0), usage(0, 1));
+    }
+
+    #[test]
+    fn only_what_is_old_is_kept_fresh_and_nothing_that_was_given_up() {
+        let held = InFlight::new(1);
+        let (then, age) = (Instant::now(), Duration::from_secs(5));
+        held.register((1..=4).map(|ms| received(ms, 0)).collect(), then);
+        assert!(held.aging(age, then).is_empty());
+        held.park(id(1), 1);
+        held.abandon(id(2));
+        held.refreshed(&[id(3)], then + age);
+        let mut aging: Vec<_> = held
+            .aging(age, then + age)
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        aging.sort();
+        assert_eq!(aging, [id(1), id(4)]);
+        assert!(held.lose(id(4)).is_some_and(|lost| lost.is_lost()));
+        assert!(held.lose(id(1)).is_none());
+        assert!(!held.holds(id(1)));
+        assert!(held.aging(age, then + age).is_empty());
+    }
+
+    #[test]
+    fn what_was_left_pending_is_remembered_while_a_recovery_could_find_it() {
+        let held = InFlight::new(1);
+        held.keep_left(true);
+        held.register(vec![received(1, 0), received(2, 0)], Instant::now());
+        held.leave([id(1)]);
+        held.release([id(2)]);
+        let ids = vec![id(1), id(2), id(3)];
+        assert_eq!(held.unknown_of(ids.clone(), |id| *id), [id(2), id(3)]);
+        held.keep_left(false);
+        assert_eq!(held.unknown_of(ids, |id| *id), [id(1), id(2), id(3)]);
+    }
+
+    #[tokio::test]
+    async fn freeing_is_noticed_even_when_it_comes_first() {
+        let held = InFlight::new(2);
+        held.register(vec![received(1, 1)], Instant::now());
+        held.release([id(1)]);
+        held.freed(1).await;
+    }
+}

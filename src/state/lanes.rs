@@ -1,0 +1,502 @@
+//! Who handles what next: the entries of a subscription that wait, and those that run.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hashbrown::DefaultHashBuilder;
+use tokio::sync::Notify;
+
+use super::lock;
+use crate::message::Received;
+
+/// How much work a worker takes at a time.
+const SHARE: Duration = Duration::from_millis(1);
+/// The most entries that it takes at a time.
+const LARGEST_SHARE: usize = 256;
+
+/// The entries of a subscription on their way to its workers.
+///
+/// A worker *takes*: nobody sends it anything. What was read waits in one buffer for whichever worker
+/// is free first, or, under `ordered_by`, in the lane of the worker that its key belongs to. A worker
+/// moves about a millisecond of work into its lane at a time and starts one entry after the other from
+/// there. Lanes outlive workers: a worker that crashed leaves the rest of its share, and what it was
+/// running, where its replacement and the supervisor find them.
+pub(crate) struct Lanes {
+    buffer: Mutex<Buffer>,
+    lanes: Vec<Lane>,
+    /// Entries with the same value of this field go to the same lane.
+    ordered_by: Option<Bytes>,
+    hasher: DefaultHashBuilder,
+    /// Nothing is started any more.
+    closed: AtomicBool,
+    /// Nanoseconds that an entry takes, smoothed; 0: not known yet.
+    cost: AtomicU64,
+    /// Entries that wait, in the buffer and in lanes.
+    waiting: AtomicUsize,
+    /// Told when the last running entry has ended.
+    quiet: Notify,
+}
+
+#[derive(Default)]
+struct Buffer {
+    waiting: VecDeque<Arc<Received>>,
+    /// Workers that found nothing to do, the latest last.
+    idle: Vec<usize>,
+}
+
+#[derive(Default)]
+struct Lane {
+    inner: Mutex<LaneInner>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct LaneInner {
+    queue: VecDeque<Arc<Received>>,
+    running: Option<Arc<Received>>,
+    /// Counts what was started, so that whoever watches can tell one running entry from the next.
+    started: u64,
+    idle: bool,
+}
+
+/// What a worker is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Entries wait in its lane.
+    Work,
+    /// Nothing is there; wait to be woken.
+    Nothing,
+    /// Nothing will be started any more.
+    Closed,
+}
+
+/// What a lane runs, for whoever watches over it.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub received: Arc<Received>,
+    /// Differs between any two runs of a lane.
+    pub run: u64,
+}
+
+impl Lanes {
+    pub(crate) fn new(workers: usize, ordered_by: Option<Bytes>) -> Self {
+        Lanes {
+            buffer: Mutex::default(),
+            lanes: (0..workers).map(|_| Lane::default()).collect(),
+            ordered_by,
+            hasher: DefaultHashBuilder::default(),
+            closed: AtomicBool::new(false),
+            cost: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            quiet: Notify::new(),
+        }
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// How many entries wait for a worker.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Puts what was read behind what waits already, and wakes a worker for it.
+    pub(crate) fn push(&self, received: Vec<Arc<Received>>) {
+        if received.is_empty() {
+            return;
+        }
+        self.waiting.fetch_add(received.len(), Ordering::Relaxed);
+        match &self.ordered_by {
+            None => {
+                let mut buffer = lock(&self.buffer);
+                buffer.waiting.extend(received);
+                self.wake_one(&mut buffer);
+            }
+            Some(header) => self.push_ordered(header, received),
+        }
+    }
+
+    fn push_ordered(&self, header: &Bytes, received: Vec<Arc<Received>>) {
+        let mut shares: Vec<Vec<Arc<Received>>> = vec![Vec::new(); self.lanes.len()];
+        for received in received {
+            let mut hasher = self.hasher.build_hasher();
+            // A missing header is a value like any other, and not the empty one.
+            match received.entry.field(header) {
+                Some(key) => hasher.write(key),
+                None => hasher.write_u8(0),
+            }
+            let lane = (hasher.finish() % self.lanes.len() as u64) as usize;
+            if let Some(share) = shares.get_mut(lane) {
+                share.push(received);
+            }
+        }
+        for (lane, share) in self.lanes.iter().zip(shares) {
+            if !share.is_empty() {
+                let mut inner = lock(&lane.inner);
+                inner.queue.extend(share);
+                if std::mem::take(&mut inner.idle) {
+                    lane.wake.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Wakes the worker that fell idle last: its memory is the warmest.
+    fn wake_one(&self, buffer: &mut Buffer) {
+        if let Some(lane) = buffer.idle.pop().and_then(|index| self.lanes.get(index)) {
+            lane.wake.notify_one();
+        }
+    }
+
+    /// Called by a worker that has nothing left: moves a share of what waits into its lane.
+    pub(crate) fn take(&self, worker: usize) -> Taken {
+        let Some(lane) = self.lanes.get(worker) else {
+            return Taken::Closed;
+        };
+        if self.closed.load(Ordering::Acquire) {
+            return Taken::Closed;
+        }
+        if self.ordered_by.is_some() {
+            let mut inner = lock(&lane.inner);
+            inner.idle = inner.queue.is_empty();
+            return if inner.idle {
+                Taken::Nothing
+            } else {
+                Taken::Work
+            };
+        }
+        if !lock(&lane.inner).queue.is_empty() {
+            return Taken::Work;
+        }
+        let mut buffer = lock(&self.buffer);
+        if buffer.waiting.is_empty() {
+            if !buffer.idle.contains(&worker) {
+                buffer.idle.push(worker);
+            }
+            return Taken::Nothing;
+        }
+        buffer.idle.retain(|&idle| idle != worker);
+        let share = self.share(buffer.waiting.len());
+        let share = buffer.waiting.drain(..share);
+        let mut inner = lock(&lane.inner);
+        inner.queue.extend(share);
+        drop(inner);
+        // Each worker that has found work wakes the next as long as there is more, so that a burst
+        // wakes no more of them than it needs.
+        if !buffer.waiting.is_empty() {
+            self.wake_one(&mut buffer);
+        }
+        Taken::Work
+    }
+
+    /// About a millisecond of work: fast handlers do not come back for every entry, and a slow one
+    /// holds up nothing that another worker could do.
+    fn share(&self, waiting: usize) -> usize {
+        let cost = self.cost.load(Ordering::Relaxed);
+        let affordable = if cost == 0 {
+            1
+        } else {
+            (SHARE.as_nanos() as u64 / cost).max(1)
+        };
+        waiting
+            .min(LARGEST_SHARE)
+            .min(usize::try_from(affordable).unwrap_or(LARGEST_SHARE))
+    }
+
+    /// A worker has handled this many entries in this time.
+    pub(crate) fn measured(&self, entries: u64, took: Duration) {
+        if entries == 0 {
+            return;
+        }
+        let each = (u64::try_from(took.as_nanos()).unwrap_or(u64::MAX) / entries).max(1);
+        let before = self.cost.load(Ordering::Relaxed);
+        let smoothed = if before == 0 {
+            each
+        } else {
+            (before / 4 * 3 + each / 4).max(1)
+        };
+        self.cost.store(smoothed, Ordering::Relaxed);
+    }
+
+    /// Returns when the worker has been woken since it last fell idle.
+    pub(crate) async fn woken(&self, worker: usize) {
+        match self.lanes.get(worker) {
+            Some(lane) => lane.wake.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Starts the next entry of the worker's lane if `may` accepts it: from now on it runs.
+    pub(crate) fn start(
+        &self,
+        worker: usize,
+        may: impl FnOnce(&Received) -> bool,
+    ) -> Option<Arc<Received>> {
+        let lane = self.lanes.get(worker)?;
+        let mut inner = lock(&lane.inner);
+        // Looked at under the lock under which the rest is given back: what `close` has not seen here
+        // is not started.
+        if self.closed.load(Ordering::Acquire) || !inner.queue.front().is_some_and(|next| may(next))
+        {
+            return None;
+        }
+        let next = inner.queue.pop_front()?;
+        inner.running = Some(Arc::clone(&next));
+        inner.started += 1;
+        drop(inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(next)
+    }
+
+    /// The entry that waits at the head of the worker's lane.
+    pub(crate) fn next(&self, worker: usize) -> Option<Arc<Received>> {
+        lock(&self.lanes.get(worker)?.inner).queue.front().cloned()
+    }
+
+    /// Takes the entry at the head of the worker's lane away without starting it, if it still is that
+    /// one.
+    pub(crate) fn discard(&self, worker: usize, unwanted: &Arc<Received>) -> bool {
+        let Some(lane) = self.lanes.get(worker) else {
+            return false;
+        };
+        let mut inner = lock(&lane.inner);
+        if !inner
+            .queue
+            .front()
+            .is_some_and(|next| Arc::ptr_eq(next, unwanted))
+        {
+            return false;
+        }
+        inner.queue.pop_front();
+        drop(inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        true
+    }
+
+    /// What the worker was running has ended. Whoever gets it here gives the verdict, and nobody else.
+    pub(crate) fn finish(&self, worker: usize) -> Option<Arc<Received>> {
+        let ended = lock(&self.lanes.get(worker)?.inner).running.take();
+        if ended.is_some() && self.closed.load(Ordering::Acquire) {
+            self.quiet.notify_waiters();
+        }
+        ended
+    }
+
+    /// As [`finish`](Self::finish), for a run that somebody has watched: only if it is still that one.
+    pub(crate) fn finish_run(&self, worker: usize, run: u64) -> Option<Arc<Received>> {
+        let mut inner = lock(&self.lanes.get(worker)?.inner);
+        if inner.started != run {
+            return None;
+        }
+        let ended = inner.running.take();
+        drop(inner);
+        if ended.is_some() {
+            self.quiet.notify_waiters();
+        }
+        ended
+    }
+
+    /// What the worker runs now.
+    pub(crate) fn running(&self, worker: usize) -> Option<Running> {
+        let inner = lock(&self.lanes.get(worker)?.inner);
+        inner.running.clone().map(|received| Running {
+            received,
+            run: inner.started,
+        })
+    }
+
+    /// Everything that runs now.
+    pub(crate) fn all_running(&self) -> Vec<Arc<Received>> {
+        (0..self.lanes.len())
+            .filter_map(|worker| self.running(worker))
+            .map(|it| it.received)
+            .collect()
+    }
+
+    /// Returns once nothing runs; only after [`close`](Self::close).
+    pub(crate) async fn quiet(&self) {
+        loop {
+            let told = self.quiet.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if self.all_running().is_empty() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// Starts nothing more and wakes every worker to see it. Returns what waited, in id order: it
+    /// was not started and will not be.
+    pub(crate) fn close(&self) -> Vec<Arc<Received>> {
+        self.closed.store(true, Ordering::Release);
+        let waiting = self.withdraw();
+        for lane in &self.lanes {
+            lane.wake.notify_one();
+        }
+        waiting
+    }
+
+    /// Takes back what waits, in id order.
+    pub(crate) fn withdraw(&self) -> Vec<Arc<Received>> {
+        let mut waiting: Vec<Arc<Received>> = Vec::new();
+        // The buffer stays locked meanwhile, or a share could pass by on its way into a lane.
+        let mut buffer = lock(&self.buffer);
+        waiting.extend(buffer.waiting.drain(..));
+        for lane in &self.lanes {
+            waiting.extend(lock(&lane.inner).queue.drain(..));
+        }
+        drop(buffer);
+        self.waiting.fetch_sub(waiting.len(), Ordering::Relaxed);
+        waiting.sort_by_key(|received| received.id());
+        waiting
+    }
+
+    /// A worker is gone for a while: wakes another one in its place, so that a wake-up that it had
+    /// been given is not lost.
+    pub(crate) fn hand_on(&self) {
+        let mut buffer = lock(&self.buffer);
+        if !buffer.waiting.is_empty() {
+            self.wake_one(&mut buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::test_source as source;
+    use crate::message::{Entry, EntryId};
+
+    fn received(ms: u64, key: &'static str) -> Arc<Received> {
+        let entry = Entry::new(EntryId::new(ms, 0), [("h:key", key)]);
+        Arc::new(Received::fresh(entry, &source(0)))
+    }
+
+    fn batch(ids: std::ops::RangeInclusive<u64>) -> Vec<Arc<Received>> {
+        ids.map(|ms| received(ms, "k")).collect()
+    }
+
+    fn start(lanes: &Lanes, worker: usize) -> Option<u64> {
+        lanes
+            .start(worker, |_| true)
+            .map(|received| received.id().ms)
+    }
+
+    #[test]
+    fn a_slow_handler_takes_one_entry_at_a_time_and_a_fast_one_a_share() {
+        let lanes = Lanes::new(2, None);
+        lanes.push(batch(1..=100));
+        assert_eq!(lanes.take(0), Taken::Work);
+        assert_eq!((start(&lanes, 0), start(&lanes, 0)), (Some(1), None));
+        lanes.measured(10, Duration::from_micros(1000));
+        assert_eq!(lanes.take(1), Taken::Work);
+        let started: Vec<_> = std::iter::from_fn(|| start(&lanes, 1)).collect();
+        assert_eq!(started, (2..=11).collect::<Vec<_>>());
+        assert_eq!(lanes.waiting(), 89);
+    }
+
+    #[test]
+    fn a_worker_that_crashed_leaves_its_share_to_its_replacement_in_order() {
+        let lanes = Lanes::new(1, None);
+        lanes.measured(1, Duration::from_nanos(1));
+        lanes.push(batch(1..=3));
+        lanes.take(0);
+        assert_eq!(start(&lanes, 0), Some(1));
+        // The worker dies here; the supervisor gives the verdict on what it ran.
+        assert_eq!(lanes.finish(0).map(|received| received.id().ms), Some(1));
+        assert!(lanes.finish(0).is_none());
+        lanes.push(batch(4..=4));
+        assert_eq!(lanes.take(0), Taken::Work);
+        let started: Vec<_> = std::iter::from_fn(|| start(&lanes, 0)).collect();
+        assert_eq!(started, [2, 3]);
+    }
+
+    #[test]
+    fn equal_keys_share_a_lane_whatever_batch_they_came_in() {
+        let lanes = Lanes::new(4, Some("h:key".into()));
+        let keys = ["a", "b", "c", "d", "e", "f"];
+        lanes.push(
+            (1..=60)
+                .map(|ms| received(ms, keys[ms as usize % 6]))
+                .collect(),
+        );
+        lanes.push(
+            (61..=120)
+                .map(|ms| received(ms, keys[ms as usize % 6]))
+                .collect(),
+        );
+        let mut lane_of = std::collections::HashMap::new();
+        let mut seen = 0;
+        for worker in 0..4 {
+            let mut last = 0;
+            while let Some(next) = lanes.start(worker, |_| true) {
+                let key = next.entry.field("h:key").cloned();
+                assert_eq!(*lane_of.entry(key).or_insert(worker), worker);
+                assert!(next.id().ms > last);
+                (last, seen) = (next.id().ms, seen + 1);
+            }
+        }
+        assert_eq!(seen, 120);
+    }
+
+    #[test]
+    fn after_close_nothing_starts_and_all_that_waited_is_returned_in_order() {
+        let lanes = Lanes::new(2, None);
+        lanes.measured(1, Duration::from_micros(500));
+        lanes.push(batch(1..=6));
+        lanes.take(0);
+        lanes.take(1);
+        assert_eq!(start(&lanes, 0), Some(1));
+        let returned: Vec<_> = lanes
+            .close()
+            .iter()
+            .map(|received| received.id().ms)
+            .collect();
+        assert_eq!(returned, [2, 3, 4, 5, 6]);
+        assert_eq!((start(&lanes, 0), start(&lanes, 1)), (None, None));
+        assert_eq!(lanes.take(1), Taken::Closed);
+        assert_eq!(lanes.waiting(), 0);
+        assert_eq!(lanes.all_running().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn one_worker_is_woken_for_a_burst_and_wakes_the_next_while_there_is_more() {
+        let lanes = Lanes::new(3, None);
+        for worker in 0..3 {
+            assert_eq!(lanes.take(worker), Taken::Nothing);
+        }
+        lanes.push(batch(1..=2));
+        lanes.woken(2).await;
+        assert_eq!(lanes.take(2), Taken::Work);
+        lanes.woken(1).await;
+        assert_eq!(lanes.take(1), Taken::Work);
+        assert!(
+            tokio::time::timeout(Duration::from_millis(20), lanes.woken(0))
+                .await
+                .is_err()
+        );
+    }
+
+    #[tokio::test]
+    async fn quiet_comes_when_the_last_run_ends() {
+        let lanes = Arc::new(Lanes::new(1, None));
+        lanes.push(batch(1..=1));
+        lanes.take(0);
+        start(&lanes, 0);
+        lanes.close();
+        let quiet = tokio::spawn({
+            let lanes = Arc::clone(&lanes);
+            async move { lanes.quiet().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!quiet.is_finished());
+        lanes.finish(0);
+        quiet.await.unwrap();
+    }
+}

@@ -1,0 +1,23 @@
+//! What survives the crash of an actor: owned by the supervisor, lent to each incarnation.
+//!
+//! Nothing here knows an actor or a socket.
+
+mod cursor;
+mod in_flight;
+mod lanes;
+mod settle_queue;
+
+pub(crate) use cursor::Cursor;
+pub(crate) use in_flight::{InFlight, Usage};
+pub(crate) use lanes::{Lanes, Taken};
+pub(crate) use settle_queue::{
+    CopyJob, Destination, ParkedJob, SettleQueue, StartAnswer, StartJob,
+};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks what survives crashes. A panic while it was held leaves it as consistent as each of its
+/// steps is, which is what these types are written for, so poison is of no use here.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
