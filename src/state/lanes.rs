@@ -60,6 +60,10 @@ struct LaneInner {
     running: Option<Arc<Received>>,
     /// Counts what was started, so that whoever watches can tell one running entry from the next.
     started: u64,
+    /// Counts the workers that had this lane; only the latest may start and finish anything.
+    incarnation: u64,
+    /// Crashes since the last entry that was handled without one.
+    crashes_in_a_row: u32,
     idle: bool,
 }
 
@@ -153,6 +157,27 @@ impl Lanes {
         }
     }
 
+    /// A new worker takes the lane over. What a predecessor that could not be ended still tries to do
+    /// with it has no effect from now on.
+    pub(crate) fn enter(&self, worker: usize) -> u64 {
+        let Some(lane) = self.lanes.get(worker) else {
+            return 0;
+        };
+        let mut inner = lock(&lane.inner);
+        inner.incarnation += 1;
+        inner.incarnation
+    }
+
+    /// The worker's actor has died. Returns how many times in a row that happened over an entry.
+    pub(crate) fn crashed(&self, worker: usize) -> u32 {
+        let Some(lane) = self.lanes.get(worker) else {
+            return 0;
+        };
+        let mut inner = lock(&lane.inner);
+        inner.crashes_in_a_row += 1;
+        inner.crashes_in_a_row
+    }
+
     /// Called by a worker that has nothing left: moves a share of what waits into its lane.
     pub(crate) fn take(&self, worker: usize) -> Taken {
         let Some(lane) = self.lanes.get(worker) else {
@@ -235,14 +260,15 @@ impl Lanes {
     pub(crate) fn start(
         &self,
         worker: usize,
+        incarnation: u64,
         may: impl FnOnce(&Received) -> bool,
     ) -> Option<Arc<Received>> {
         let lane = self.lanes.get(worker)?;
         let mut inner = lock(&lane.inner);
         // Looked at under the lock under which the rest is given back: what `close` has not seen here
         // is not started.
-        if self.closed.load(Ordering::Acquire) || !inner.queue.front().is_some_and(|next| may(next))
-        {
+        let barred = self.closed.load(Ordering::Acquire) || inner.incarnation != incarnation;
+        if barred || !inner.queue.front().is_some_and(|next| may(next)) {
             return None;
         }
         let next = inner.queue.pop_front()?;
@@ -278,24 +304,27 @@ impl Lanes {
         true
     }
 
-    /// What the worker was running has ended. Whoever gets it here gives the verdict, and nobody else.
-    pub(crate) fn finish(&self, worker: usize) -> Option<Arc<Received>> {
-        let ended = lock(&self.lanes.get(worker)?.inner).running.take();
-        if ended.is_some() && self.closed.load(Ordering::Acquire) {
-            self.quiet.notify_waiters();
-        }
-        ended
-    }
-
-    /// As [`finish`](Self::finish), for a run that somebody has watched: only if it is still that one.
-    pub(crate) fn finish_run(&self, worker: usize, run: u64) -> Option<Arc<Received>> {
+    /// What this worker was running has ended, and not by a crash. Whoever gets it gives the verdict,
+    /// and nobody else.
+    pub(crate) fn finish(&self, worker: usize, incarnation: u64) -> Option<Arc<Received>> {
         let mut inner = lock(&self.lanes.get(worker)?.inner);
-        if inner.started != run {
+        if inner.incarnation != incarnation {
             return None;
         }
+        inner.crashes_in_a_row = 0;
         let ended = inner.running.take();
         drop(inner);
-        if ended.is_some() {
+        self.tell_quiet(ended)
+    }
+
+    /// What the lane was running has ended with its worker. Whoever gets it gives the verdict.
+    pub(crate) fn cut_off(&self, worker: usize) -> Option<Arc<Received>> {
+        let ended = lock(&self.lanes.get(worker)?.inner).running.take();
+        self.tell_quiet(ended)
+    }
+
+    fn tell_quiet(&self, ended: Option<Arc<Received>>) -> Option<Arc<Received>> {
+        if ended.is_some() && self.closed.load(Ordering::Acquire) {
             self.quiet.notify_waiters();
         }
         ended
@@ -384,7 +413,7 @@ mod tests {
 
     fn start(lanes: &Lanes, worker: usize) -> Option<u64> {
         lanes
-            .start(worker, |_| true)
+            .start(worker, 0, |_| true)
             .map(|received| received.id().ms)
     }
 
@@ -409,8 +438,9 @@ mod tests {
         lanes.take(0);
         assert_eq!(start(&lanes, 0), Some(1));
         // The worker dies here; the supervisor gives the verdict on what it ran.
-        assert_eq!(lanes.finish(0).map(|received| received.id().ms), Some(1));
-        assert!(lanes.finish(0).is_none());
+        assert_eq!(lanes.cut_off(0).map(|received| received.id().ms), Some(1));
+        assert!(lanes.cut_off(0).is_none());
+        assert_eq!((lanes.crashed(0), lanes.crashed(0)), (1, 2));
         lanes.push(batch(4..=4));
         assert_eq!(lanes.take(0), Taken::Work);
         let started: Vec<_> = std::iter::from_fn(|| start(&lanes, 0)).collect();
@@ -435,7 +465,7 @@ mod tests {
         let mut seen = 0;
         for worker in 0..4 {
             let mut last = 0;
-            while let Some(next) = lanes.start(worker, |_| true) {
+            while let Some(next) = lanes.start(worker, 0, |_| true) {
                 let key = next.entry.field("h:key").cloned();
                 assert_eq!(*lane_of.entry(key).or_insert(worker), worker);
                 assert!(next.id().ms > last);
@@ -463,6 +493,20 @@ mod tests {
         assert_eq!(lanes.take(1), Taken::Closed);
         assert_eq!(lanes.waiting(), 0);
         assert_eq!(lanes.all_running().len(), 1);
+    }
+
+    #[test]
+    fn a_worker_that_was_replaced_neither_starts_nor_finishes_anything() {
+        let lanes = Lanes::new(1, Some("h:key".into()));
+        lanes.push(batch(1..=2));
+        let old = lanes.enter(0);
+        assert!(lanes.start(0, old, |_| true).is_some());
+        assert!(lanes.cut_off(0).is_some());
+        let new = lanes.enter(0);
+        assert!(lanes.start(0, old, |_| true).is_none());
+        assert!(lanes.start(0, new, |_| true).is_some());
+        assert!(lanes.finish(0, old).is_none());
+        assert!(lanes.finish(0, new).is_some());
     }
 
     #[tokio::test]
@@ -496,7 +540,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!quiet.is_finished());
-        lanes.finish(0);
+        lanes.finish(0, 0);
         quiet.await.unwrap();
     }
 }
