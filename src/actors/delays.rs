@@ -32,7 +32,10 @@ impl Delays {
     /// How long to wait before the next try.
     pub(crate) fn next(&mut self) -> Duration {
         // The jitter comes after the cap there; here the longest delay is the longest.
-        self.inner.next_backoff().unwrap_or(self.inner.max_interval).min(self.inner.max_interval)
+        self.inner
+            .next_backoff()
+            .unwrap_or(self.inner.max_interval)
+            .min(self.inner.max_interval)
     }
 
     /// Begins with the first delay again.
@@ -42,8 +45,12 @@ impl Delays {
 
     /// The delay before the try after this many, without going through those before it.
     pub(crate) fn after(first: Duration, longest: Duration, tries: u64) -> Duration {
-        let doublings = u32::try_from(tries.saturating_sub(1)).unwrap_or(u32::MAX).min(63);
-        let start = first.saturating_mul(2u32.saturating_pow(doublings.min(31))).min(longest);
+        let doublings = u32::try_from(tries.saturating_sub(1))
+            .unwrap_or(u32::MAX)
+            .min(63);
+        let start = first
+            .saturating_mul(2u32.saturating_pow(doublings.min(31)))
+            .min(longest);
         Delays::new(start, longest).next()
     }
 }
@@ -59,7 +66,10 @@ mod tests {
         for tries in 1..=12 {
             let exact = (SECOND * 2u32.pow(tries - 1)).min(60 * SECOND);
             let delay = Delays::after(SECOND, 60 * SECOND, tries.into());
-            assert!(delay >= exact.mul_f64(0.66) && delay <= exact.mul_f64(1.34).min(60 * SECOND), "{delay:?}");
+            assert!(
+                delay >= exact.mul_f64(0.66) && delay <= exact.mul_f64(1.34).min(60 * SECOND),
+                "{delay:?}"
+            );
         }
         assert!(Delays::after(SECOND, 300 * SECOND, u64::MAX) >= 200 * SECOND);
     }

@@ -24,17 +24,28 @@ pub(crate) fn step(received: &Received, verdict: Verdict, settings: &Settings) -
     match verdict {
         Verdict::Said(Outcome::Ack | Outcome::Reject) => Step::Acknowledge,
         Verdict::Said(Outcome::LeavePending) => Step::Leave(None),
-        Verdict::Said(Outcome::DeadLetter(reason)) => dead_letter(received, &reason, None, settings),
+        Verdict::Said(Outcome::DeadLetter(reason)) => {
+            dead_letter(received, &reason, None, settings)
+        }
         Verdict::Said(Outcome::Retry) => again(received, Duration::ZERO, None, settings),
         Verdict::Said(Outcome::RetryAfter(delay)) => again(received, delay, None, settings),
         Verdict::Failed(error) => again(received, delay(retry, received), Some(&error), settings),
         Verdict::Crashed(error) => match settings.on_crash {
             OnCrash::Retry => again(received, delay(retry, received), Some(&error), settings),
             OnCrash::LeavePending => Step::Leave(None),
-            OnCrash::DeadLetter => dead_letter(received, "its handler crashed", Some(&error), settings),
+            OnCrash::DeadLetter => {
+                dead_letter(received, "its handler crashed", Some(&error), settings)
+            }
         },
-        Verdict::Undecodable(error) => dead_letter(received, "cannot be decoded", Some(&error), settings),
-        Verdict::Spent => end(received, received.attempt().saturating_sub(1), None, settings),
+        Verdict::Undecodable(error) => {
+            dead_letter(received, "cannot be decoded", Some(&error), settings)
+        }
+        Verdict::Spent => end(
+            received,
+            received.attempt().saturating_sub(1),
+            None,
+            settings,
+        ),
     }
 }
 
@@ -45,7 +56,10 @@ pub(crate) fn step(received: &Received, verdict: Verdict, settings: &Settings) -
 pub(crate) fn is_spent(received: &Received, settings: &Settings) -> bool {
     !received.fresh
         && received.count_before() >= 2
-        && settings.retry.end_after(received.attempt().saturating_sub(1)).is_some()
+        && settings
+            .retry
+            .end_after(received.attempt().saturating_sub(1))
+            .is_some()
 }
 
 fn delay(policy: &RetryPolicy, received: &Received) -> Duration {
@@ -57,9 +71,17 @@ fn again(received: &Received, delay: Duration, error: Option<&str>, settings: &S
         return end(received, received.attempt(), error, settings);
     }
     match &settings.delayed_retry.place {
-        _ if delay.is_zero() => copy(received, Destination::Stream, message::retry(received, error), delay),
+        _ if delay.is_zero() => copy(
+            received,
+            Destination::Stream,
+            message::retry(received, error),
+            delay,
+        ),
         Place::Durable { set, ttl } => {
-            let to = Destination::Delay { set: set.clone(), ttl: *ttl };
+            let to = Destination::Delay {
+                set: set.clone(),
+                ttl: *ttl,
+            };
             copy(received, to, message::retry(received, error), delay)
         }
         Place::InProcess => Step::Park(
@@ -85,11 +107,18 @@ fn end(received: &Received, attempts: u64, error: Option<&str>, settings: &Setti
     }
 }
 
-fn dead_letter(received: &Received, reason: &str, error: Option<&str>, settings: &Settings) -> Step {
+fn dead_letter(
+    received: &Received,
+    reason: &str,
+    error: Option<&str>,
+    settings: &Settings,
+) -> Step {
     match &settings.dead_letter {
         Some(stream) => copy(
             received,
-            Destination::DeadLetter { stream: stream.clone() },
+            Destination::DeadLetter {
+                stream: stream.clone(),
+            },
             message::dead_letter(received, reason, error),
             Duration::ZERO,
         ),
@@ -121,7 +150,9 @@ mod tests {
     use crate::topology::{DelayedRetry, Draft, Subscription};
 
     fn settings(draft: Draft) -> Settings {
-        draft.handle_fn(|_: u64, _: Context| async { Ok(Outcome::Ack) }).settings
+        draft
+            .handle_fn(|_: u64, _: Context| async { Ok(Outcome::Ack) })
+            .settings
     }
 
     fn fresh(copies: &'static str) -> Received {
@@ -136,7 +167,9 @@ mod tests {
 
     fn capped(attempts: u64) -> Draft {
         let policy = RetryPolicy::exponential(Duration::from_secs(1)).max_attempts(attempts);
-        Subscription::tail("s").retry(policy.then_dead_letter()).dead_letter("d")
+        Subscription::tail("s")
+            .retry(policy.then_dead_letter())
+            .dead_letter("d")
     }
 
     fn destination(step: Step) -> Option<Destination> {
@@ -156,8 +189,14 @@ mod tests {
             || Verdict::Failed("no".into()),
             || Verdict::Crashed("boom".into()),
         ] {
-            assert_ne!(destination(step(&fresh("1"), verdict(), &settings)).as_ref(), Some(&dead));
-            assert_eq!(destination(step(&fresh("2"), verdict(), &settings)).as_ref(), Some(&dead));
+            assert_ne!(
+                destination(step(&fresh("1"), verdict(), &settings)).as_ref(),
+                Some(&dead)
+            );
+            assert_eq!(
+                destination(step(&fresh("2"), verdict(), &settings)).as_ref(),
+                Some(&dead)
+            );
         }
     }
 
@@ -176,10 +215,20 @@ mod tests {
     fn delays_wait_where_the_subscription_says_and_no_delay_waits_nowhere() {
         let later = || Verdict::Said(Outcome::RetryAfter(Duration::from_secs(9)));
         let here = settings(Subscription::tail("s"));
-        assert!(matches!(step(&fresh("0"), later(), &here), Step::Park(delay, _) if delay.as_secs() == 9));
+        assert!(
+            matches!(step(&fresh("0"), later(), &here), Step::Park(delay, _) if delay.as_secs() == 9)
+        );
         let durable = settings(Subscription::tail("s").delayed_retry(DelayedRetry::durable("z")));
-        let Step::Copy(job) = step(&fresh("0"), later(), &durable) else { panic!("not a copy") };
-        assert_eq!(job.to, Destination::Delay { set: "z".into(), ttl: None });
+        let Step::Copy(job) = step(&fresh("0"), later(), &durable) else {
+            panic!("not a copy")
+        };
+        assert_eq!(
+            job.to,
+            Destination::Delay {
+                set: "z".into(),
+                ttl: None
+            }
+        );
         assert_eq!(job.delay.as_secs(), 9);
         let now = step(&fresh("0"), Verdict::Said(Outcome::Retry), &durable);
         assert_eq!(destination(now), Some(Destination::Stream));

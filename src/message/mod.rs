@@ -20,7 +20,7 @@ pub use publisher::{DraftEntry, PublishError, Publisher};
 pub(crate) use copy::{dead_letter, group_of, retry, retry_headers};
 pub(crate) use delivery::{Received, Source};
 pub(crate) use headers::wire;
-pub(crate) use publisher::Append;
+pub(crate) use publisher::{Append, Appended};
 
 /// The error type that handlers return: any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

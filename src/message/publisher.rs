@@ -42,7 +42,8 @@ pub enum PublishError {
     Closed,
 }
 
-type Appended = Pin<Box<dyn Future<Output = Result<EntryId, PublishError>> + Send>>;
+/// The id that the entry got, once it is there.
+pub(crate) type Appended = Pin<Box<dyn Future<Output = Result<EntryId, PublishError>> + Send>>;
 
 /// What adds the finished fields to a stream.
 pub(crate) trait Append: Send + Sync {

@@ -51,7 +51,10 @@ impl fmt::Display for Child {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Child::Reader { subscription } => write!(f, "the reader of `{subscription}`"),
-            Child::Handler { subscription, worker } => write!(f, "handler {worker} of `{subscription}`"),
+            Child::Handler {
+                subscription,
+                worker,
+            } => write!(f, "handler {worker} of `{subscription}`"),
             Child::Settler { stream, group } => write!(f, "the settler of `{stream}`/`{group}`"),
             Child::Sweeper { set } => write!(f, "the sweeper of `{set}`"),
             Child::KeepAlive => f.write_str("the keep-alive"),
@@ -73,29 +76,51 @@ pub enum Event {
     /// A crashed actor runs again; `restarts` counts those of this actor so far.
     Restarted { child: Child, restarts: u64 },
     /// The group was missing and was made again.
-    GroupRemade { subscription: Arc<str>, last_delivered: EntryId },
+    GroupRemade {
+        subscription: Arc<str>,
+        last_delivered: EntryId,
+    },
     /// Entries were recovered: left pending by this consumer, or taken over from others.
-    Recovered { subscription: Arc<str>, entries: usize },
+    Recovered {
+        subscription: Arc<str>,
+        entries: usize,
+    },
     /// Entries were trimmed or deleted while they were pending, and taken off the pending list.
-    Gone { subscription: Arc<str>, ids: Vec<EntryId> },
+    Gone {
+        subscription: Arc<str>,
+        ids: Vec<EntryId>,
+    },
     /// An entry is in the dead-letter stream.
     DeadLettered { subscription: Arc<str>, id: EntryId },
     /// An entry stays pending although it was not asked for: there is no dead-letter stream, or the
     /// server refuses its copy for good.
-    LeftPending { subscription: Arc<str>, id: EntryId, reason: String },
+    LeftPending {
+        subscription: Arc<str>,
+        id: EntryId,
+        reason: String,
+    },
     /// Another consumer took an entry over that this process was working on.
     OwnershipLost { subscription: Arc<str>, id: EntryId },
     /// A handler hangs in a call that cannot be ended; its worker was replaced and the entry is free
     /// for others.
     Abandoned { subscription: Arc<str>, id: EntryId },
     /// The server refuses what the subscription needs; looked at again every 30 s.
-    Blocked { subscription: Arc<str>, error: String },
+    Blocked {
+        subscription: Arc<str>,
+        error: String,
+    },
     /// The subscription is blocked no more.
     Unblocked { subscription: Arc<str> },
     /// The server is away or cannot work now; it is waited out.
-    ServerAway { subscription: Arc<str>, error: String },
+    ServerAway {
+        subscription: Arc<str>,
+        error: String,
+    },
     /// The server answers again.
-    ServerBack { subscription: Arc<str>, after: Duration },
+    ServerBack {
+        subscription: Arc<str>,
+        after: Duration,
+    },
     /// As many entries as allowed wait for an in-process delay; further ones keep their place in flight.
     ParkedFull { subscription: Arc<str> },
     /// An actor's restart budget is spent: the tree ends, or with `RestartPolicy::isolate` its
@@ -113,7 +138,9 @@ pub(crate) struct Announcer {
 
 impl Announcer {
     pub(crate) fn new() -> Self {
-        Announcer { sender: broadcast::Sender::new(BACKLOG) }
+        Announcer {
+            sender: broadcast::Sender::new(BACKLOG),
+        }
     }
 
     /// Logs the event and passes it on. Never waits: a slow listener misses events, and learns that
@@ -134,7 +161,9 @@ impl Announcer {
     }
 
     pub(crate) fn listen(&self) -> Events {
-        Events { receiver: self.sender.subscribe() }
+        Events {
+            receiver: self.sender.subscribe(),
+        }
     }
 }
 

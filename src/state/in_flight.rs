@@ -29,7 +29,8 @@ struct Table {
     /// Entries that were let go of and stay pending in our name. Only kept while a recovery could find
     /// them and hand them over again.
     left: HashSet<EntryId>,
-    keeps_left: bool,
+    /// The subscriptions that are recovering.
+    recovering: HashSet<usize>,
 }
 
 struct Held {
@@ -148,7 +149,7 @@ impl InFlight {
         {
             let mut table = lock(&self.table);
             for id in ids {
-                if stay_pending && table.keeps_left {
+                if stay_pending && !table.recovering.is_empty() {
                     table.left.insert(id);
                 }
                 let Some(held) = table.held.remove(&id) else {
@@ -252,13 +253,32 @@ impl InFlight {
         }
     }
 
-    /// Ids that stay pending are remembered from now on, or no longer: while a reader recovers.
-    pub(crate) fn keep_left(&self, keep: bool) {
+    /// This subscription's reader recovers from now on, or no longer. As long as one does, ids that
+    /// stay pending are remembered.
+    pub(crate) fn keep_left(&self, subscription: usize, recovering: bool) {
         let mut table = lock(&self.table);
-        table.keeps_left = keep;
-        if !keep {
-            table.left = HashSet::new();
+        if recovering {
+            table.recovering.insert(subscription);
+        } else {
+            table.recovering.remove(&subscription);
+            if table.recovering.is_empty() {
+                table.left = HashSet::new();
+            }
         }
+    }
+
+    /// Everything held, with the consumer that owns it and the server's count of its deliveries.
+    pub(crate) fn owned(&self) -> Vec<(EntryId, Arc<str>, u64)> {
+        let count = |what: &What| match what {
+            What::InHand(received) => received.delivery_count,
+            What::Parked { .. } | What::Abandoned { .. } => 1,
+        };
+        let table = lock(&self.table);
+        table
+            .held
+            .iter()
+            .map(|(&id, held)| (id, Arc::clone(held.what.owner()), count(&held.what)))
+            .collect()
     }
 
     /// Entries that were not kept fresh for this long, with the consumers that own them.
@@ -395,13 +415,13 @@ mod tests {
     #[test]
     fn what_was_left_pending_is_remembered_while_a_recovery_could_find_it() {
         let held = InFlight::new(1);
-        held.keep_left(true);
+        held.keep_left(0, true);
         held.register(vec![received(1, 0), received(2, 0)], Instant::now());
         held.leave([id(1)]);
         held.release([id(2)]);
         let ids = vec![id(1), id(2), id(3)];
         assert_eq!(held.unknown_of(ids.clone(), |id| *id), [id(2), id(3)]);
-        held.keep_left(false);
+        held.keep_left(0, false);
         assert_eq!(held.unknown_of(ids, |id| *id), [id(1), id(2), id(3)]);
     }
 

@@ -39,6 +39,8 @@ pub(crate) struct Lanes {
     waiting: AtomicUsize,
     /// Told when the last running entry has ended.
     quiet: Notify,
+    /// Told when workers begin to run out of entries.
+    hungry: Notify,
 }
 
 #[derive(Default)]
@@ -97,6 +99,7 @@ impl Lanes {
             cost: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             quiet: Notify::new(),
+            hungry: Notify::new(),
         }
     }
 
@@ -203,6 +206,7 @@ impl Lanes {
             if !buffer.idle.contains(&worker) {
                 buffer.idle.push(worker);
             }
+            self.hungry.notify_one();
             return Taken::Nothing;
         }
         buffer.idle.retain(|&idle| idle != worker);
@@ -211,12 +215,29 @@ impl Lanes {
         let mut inner = lock(&lane.inner);
         inner.queue.extend(share);
         drop(inner);
+        if buffer.waiting.len() <= self.lanes.len() {
+            self.hungry.notify_one();
+        }
         // Each worker that has found work wakes the next as long as there is more, so that a burst
         // wakes no more of them than it needs.
         if !buffer.waiting.is_empty() {
             self.wake_one(&mut buffer);
         }
         Taken::Work
+    }
+
+    /// Whether a worker has run out of entries, or is about to.
+    pub(crate) fn is_hungry(&self) -> bool {
+        if self.ordered_by.is_some() {
+            self.lanes.iter().any(|lane| lock(&lane.inner).idle)
+        } else {
+            lock(&self.buffer).waiting.len() <= self.lanes.len()
+        }
+    }
+
+    /// Returns when workers began to run out of entries since the last call.
+    pub(crate) async fn hungry(&self) {
+        self.hungry.notified().await;
     }
 
     /// About a millisecond of work: fast handlers do not come back for every entry, and a slow one

@@ -109,8 +109,6 @@ pub(crate) enum StartAnswer {
     Anothers,
     /// It is not pending any more.
     Gone,
-    /// The server would not count it.
-    Refused,
 }
 
 impl SettleQueue {
@@ -261,6 +259,12 @@ impl SettleQueue {
         let rest = inner.starts.len().min(COPIES);
         let later = inner.starts.split_off(rest);
         std::mem::replace(&mut inner.starts, later)
+    }
+
+    /// Nothing is started any more: whoever waits for a start to be counted learns that it is not.
+    pub(crate) fn cancel_starts(&self) {
+        let cancelled = std::mem::take(&mut lock(&self.inner).starts);
+        drop(cancelled);
     }
 
     /// How many verdicts wait to be stored, those that wait for a delay included.

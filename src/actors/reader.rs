@@ -1,0 +1,635 @@
+//! Reads the entries of one subscription and hands them over.
+//!
+//! One round is one message: it sends what there is room for, takes one reply, and casts the next
+//! round to itself. A read that was sent is always awaited to its end, because a reply that nobody
+//! takes is a delivery to nobody: to stop, a blocked read is ended on the server and its reply taken
+//! like any other. Where that fails — a lost connection, a crash of this actor — the cursor says
+//! from where the next incarnation has to look for what was delivered and never seen.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesOrdered;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::sync::watch;
+
+use super::delays::Delays;
+use super::tree::{BLOCKED_FOR, Order, Part, SubscriptionState, Tree};
+use super::verdict::is_spent;
+use crate::message::{self, EntryId, Received};
+use crate::observe::Event;
+use crate::server::group;
+use crate::server::read::{self, Read, Recovered};
+use crate::server::{Connection, Role, ServerError, reclaim};
+use crate::state::Usage;
+use crate::topology::{ReadMode, Verdict};
+
+/// The most entries of one recovery or reclaim step: each holds the server for well under two
+/// milliseconds.
+const STEP: usize = 100;
+/// What is asked for before anything is known of the size of entries.
+const FIRST_COUNT: usize = 16;
+/// Between two steps of a reclaim pass that found nothing.
+const PACE: Duration = Duration::from_millis(10);
+/// How often a read that is to end is ended again, until its reply is there.
+const UNBLOCK_AGAIN: Duration = Duration::from_millis(20);
+/// The pauses while the server is away.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+pub(crate) struct Reader;
+
+pub(crate) enum ReaderMessage {
+    /// Time for the next round.
+    Next,
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for ReaderMessage {}
+
+type Reply = (usize, Result<Read, ServerError>);
+
+pub(crate) struct ReaderState {
+    tree: Arc<Tree>,
+    subscription: Arc<SubscriptionState>,
+    connection: Option<Arc<Connection>>,
+    /// Reads whose reply is still to come, in the order in which they were sent, and what they ask for.
+    reads: FuturesOrdered<BoxFuture<'static, Reply>>,
+    asked: usize,
+    /// Replies in a row that held less than was asked for: two of them, and the stream is at its end.
+    short: u32,
+    stop: Stop,
+    delays: Delays,
+    announced: bool,
+}
+
+/// The word to stop reading: the tree's, or the subscription's own.
+struct Stop {
+    order: watch::Receiver<Order>,
+    failed: watch::Receiver<bool>,
+}
+
+impl Stop {
+    fn is_given(&self) -> bool {
+        self.order.borrow().stop_reading || *self.failed.borrow()
+    }
+
+    async fn given(&mut self) {
+        // A sender that is gone went with the tree.
+        tokio::select! {
+            _ = self.order.wait_for(|order| order.stop_reading) => {}
+            _ = self.failed.wait_for(|failed| *failed) => {}
+        }
+    }
+
+    /// Waits for something, or for the word to stop, whichever comes first.
+    async fn or<F: Future>(&mut self, waited_for: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            () = self.given() => None,
+            output = waited_for => Some(output),
+        }
+    }
+}
+
+impl Actor for Reader {
+    type Msg = ReaderMessage;
+    type State = ReaderState;
+    type Arguments = (Arc<Tree>, Arc<SubscriptionState>);
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<ReaderMessage>,
+        (tree, subscription): Self::Arguments,
+    ) -> Result<ReaderState, ActorProcessingErr> {
+        if subscription.plan.settings.mode == ReadMode::Tail {
+            let mut cursor = subscription.cursor();
+            cursor.resume();
+            subscription
+                .group
+                .in_flight
+                .keep_left(subscription.source.index, cursor.is_recovering());
+        }
+        let stop = Stop {
+            order: tree.order.subscribe(),
+            failed: subscription.failed.subscribe(),
+        };
+        myself.cast(ReaderMessage::Next)?;
+        Ok(ReaderState {
+            tree,
+            subscription,
+            connection: None,
+            reads: FuturesOrdered::new(),
+            asked: 0,
+            short: 2,
+            stop,
+            delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
+            announced: false,
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<ReaderMessage>,
+        ReaderMessage::Next: ReaderMessage,
+        state: &mut ReaderState,
+    ) -> Result<(), ActorProcessingErr> {
+        if state.stop.is_given() {
+            state.finish().await;
+            myself.stop(None);
+            return Ok(());
+        }
+        if let Err(error) = state.round().await {
+            state.face(error).await?;
+        }
+        myself.cast(ReaderMessage::Next)?;
+        Ok(())
+    }
+}
+
+impl ReaderState {
+    async fn round(&mut self) -> Result<(), ServerError> {
+        let Some(connection) = self.connection().await? else {
+            return Ok(());
+        };
+        match self.subscription.plan.settings.mode {
+            ReadMode::Tail => self.tail(connection).await,
+            ReadMode::Reclaim { min_idle } => self.reclaim(connection, min_idle).await,
+        }
+    }
+
+    /// The connection of this incarnation; `None` when the word to stop came first.
+    async fn connection(&mut self) -> Result<Option<Arc<Connection>>, ServerError> {
+        if let Some(connection) = &self.connection {
+            return Ok(Some(Arc::clone(connection)));
+        }
+        let what = format!("reader-{}", self.subscription.name());
+        let connect = self.tree.connect(Role::Reader, &what, LONGEST_PAUSE);
+        let Some(connection) = self.stop.or(connect).await.transpose()? else {
+            return Ok(None);
+        };
+        self.connection = Some(Arc::clone(&connection));
+        *self
+            .subscription
+            .connection
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Arc::clone(&connection));
+        Ok(Some(connection))
+    }
+
+    // ---- fresh entries ------------------------------------------------------------------------------
+
+    async fn tail(&mut self, connection: Arc<Connection>) -> Result<(), ServerError> {
+        let due = self.subscription.cursor().recovery_due(Instant::now());
+        if let Some(after) = due {
+            return self.recover(&connection, after).await;
+        }
+        self.send_reads(&connection);
+        if self.reads.is_empty() {
+            self.wait_for_room().await;
+            return Ok(());
+        }
+        let mut stopping = false;
+        let reply = loop {
+            tokio::select! {
+                biased;
+                reply = self.reads.next() => break reply,
+                () = self.stop.given(), if !stopping => stopping = true,
+                () = tokio::time::sleep(UNBLOCK_AGAIN), if stopping => connection.unblock().await,
+            }
+        };
+        match reply {
+            Some((asked, reply)) => self.take(asked, reply?),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends the reads that there is room for: two that do not block while entries keep coming, and
+    /// one that blocks when the stream is at its end.
+    fn send_reads(&mut self, connection: &Arc<Connection>) {
+        let settings = &self.subscription.plan.settings;
+        while self.reads.len() < 2 {
+            let at_end = self.short >= 2;
+            if at_end && !self.reads.is_empty() {
+                return;
+            }
+            let count = self.room();
+            if count == 0 {
+                return;
+            }
+            let block = at_end.then(|| {
+                // The second look of a recovery is not slept through.
+                let until = self.subscription.cursor().recovery_waits_until();
+                let left = until.map_or(settings.block, |at| {
+                    at.saturating_duration_since(Instant::now())
+                });
+                left.min(settings.block).max(Duration::from_millis(1))
+            });
+            self.subscription.cursor().sent();
+            self.asked += count;
+            let read = read::read_fresh(
+                Arc::clone(connection),
+                Arc::clone(&self.subscription.group.group),
+                Arc::clone(&self.subscription.source.consumer),
+                count,
+                block,
+            );
+            self.reads
+                .push_back(Box::pin(async move { (count, read.await) }));
+            if at_end {
+                return;
+            }
+        }
+    }
+
+    /// How many entries the next read may ask for.
+    fn room(&self) -> usize {
+        let settings = &self.subscription.plan.settings;
+        let usage = self
+            .subscription
+            .group
+            .in_flight
+            .usage(self.subscription.source.index);
+        let room = room(
+            usage,
+            self.asked,
+            settings.max_in_flight,
+            settings.max_bytes_in_flight,
+            settings.batch,
+        );
+        // As long as the workers have enough to do, a small read only costs; it comes when there is
+        // room for a larger one, or when they run out.
+        let worth_it = settings.batch.min(settings.max_in_flight.div_ceil(4));
+        if room < worth_it && !self.subscription.lanes.is_hungry() {
+            return 0;
+        }
+        room
+    }
+
+    async fn wait_for_room(&mut self) {
+        let subscription = Arc::clone(&self.subscription);
+        let changed = async {
+            tokio::select! {
+                () = subscription.group.in_flight.freed(subscription.source.index) => {}
+                () = subscription.lanes.hungry() => {}
+            }
+        };
+        let _ = self.stop.or(changed).await;
+    }
+
+    fn take(&mut self, asked: usize, read: Read) -> Result<(), ServerError> {
+        let Read { entries, gone } = read;
+        self.asked = self.asked.saturating_sub(asked);
+        self.short = if entries.len() + gone.len() < asked {
+            self.short + 1
+        } else {
+            0
+        };
+        let highest = entries
+            .iter()
+            .map(|entry| entry.id())
+            .chain(gone.iter().copied())
+            .max();
+        let source = &self.subscription.source;
+        let received = entries
+            .into_iter()
+            .map(|entry| Received::fresh(entry, source))
+            .collect();
+        self.hand_over(received);
+        self.subscription.cursor().registered(highest);
+        self.report_gone(gone);
+        self.well();
+        Ok(())
+    }
+
+    /// Takes what this consumer has pending above the floor, and nobody here holds: one page.
+    async fn recover(
+        &mut self,
+        connection: &Connection,
+        after: EntryId,
+    ) -> Result<(), ServerError> {
+        let subscription = Arc::clone(&self.subscription);
+        let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
+        let room = self.room().min(STEP);
+        if room == 0 {
+            self.wait_for_room().await;
+            return Ok(());
+        }
+        let page = read::own_pending(connection, group, consumer, after, STEP).await?;
+        let last = (page.len() >= STEP)
+            .then(|| page.last().map(|pending| pending.id))
+            .flatten();
+        let unknown = subscription
+            .group
+            .in_flight
+            .unknown_of(page, |pending| pending.id);
+        // What there is no room for is looked at again once there is.
+        let (now, later) = unknown.split_at(room.min(unknown.len()));
+        if !now.is_empty() {
+            let wanted: Vec<(EntryId, u64)> = now
+                .iter()
+                .map(|pending| (pending.id, pending.count))
+                .collect();
+            let taken = read::take_own(connection, group, consumer, &wanted).await?;
+            self.take_recovered(taken);
+        }
+        if later.is_empty() {
+            let block = subscription.plan.settings.block;
+            let mut cursor = subscription.cursor();
+            cursor.recovered(last, Instant::now(), block);
+            let recovering = cursor.is_recovering();
+            drop(cursor);
+            subscription
+                .group
+                .in_flight
+                .keep_left(subscription.source.index, recovering);
+        }
+        self.well();
+        Ok(())
+    }
+
+    // ---- what others left behind ---------------------------------------------------------------------
+
+    async fn reclaim(
+        &mut self,
+        connection: Arc<Connection>,
+        min_idle: Duration,
+    ) -> Result<(), ServerError> {
+        let subscription = Arc::clone(&self.subscription);
+        let count = self.room().min(STEP);
+        if count == 0 {
+            self.wait_for_room().await;
+            return Ok(());
+        }
+        let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
+        let from = subscription.cursor().reclaim_next;
+        let found = reclaim::reclaim(&connection, group, consumer, min_idle, from, count).await?;
+        let (next, nothing) = (
+            found.next,
+            found.entries.is_empty() && found.gone.is_empty(),
+        );
+        self.take_recovered(found);
+        let end_of_pass = next == EntryId::MIN;
+        let idle_pass = {
+            let mut cursor = subscription.cursor();
+            cursor.reclaim_next = next;
+            cursor.reclaim_found |= !nothing;
+            end_of_pass && !std::mem::take(&mut cursor.reclaim_found)
+        };
+        self.well();
+        if idle_pass {
+            let block = subscription.plan.settings.block;
+            let _ = self.stop.or(tokio::time::sleep(block)).await;
+        } else if nothing && !end_of_pass {
+            let _ = self.stop.or(tokio::time::sleep(PACE)).await;
+        }
+        Ok(())
+    }
+
+    // ---- both -------------------------------------------------------------------------------------------
+
+    fn take_recovered(&mut self, recovered: Recovered) {
+        let Recovered { entries, gone, .. } = recovered;
+        let source = &self.subscription.source;
+        let received: Vec<Received> = entries
+            .into_iter()
+            .map(|(entry, count, idle)| Received::recovered(entry, source, count, idle))
+            .collect();
+        let handed = self.hand_over(received);
+        if handed > 0 {
+            let subscription = self.subscription.name().clone();
+            self.tree.announcer.announce(Event::Recovered {
+                subscription,
+                entries: handed,
+            });
+        }
+        self.report_gone(gone);
+    }
+
+    /// Registers what was read and puts it before the workers: one step, with nothing in between that
+    /// could fail. Returns how many entries were new here.
+    fn hand_over(&self, received: Vec<Received>) -> usize {
+        let subscription = &self.subscription;
+        let group = &subscription.group;
+        let foreign = |received: &Received| {
+            message::group_of(&received.entry)
+                .is_some_and(|of| of != subscription.plan.group.as_bytes())
+        };
+        // Copies that another group asked for are none of this group's business.
+        let (others, ours): (Vec<_>, Vec<_>) = if received.iter().any(foreign) {
+            received.into_iter().partition(foreign)
+        } else {
+            (Vec::new(), received)
+        };
+        if !others.is_empty() {
+            group.queue.acknowledge(others.iter().map(Received::id));
+        }
+        let new = group.in_flight.register(ours, Instant::now());
+        let count = new.len();
+        let settings = &subscription.plan.settings;
+        if new.iter().any(|received| is_spent(received, settings)) {
+            let (spent, new): (Vec<_>, Vec<_>) = new
+                .into_iter()
+                .partition(|received| is_spent(received, settings));
+            subscription.lanes.push(new);
+            for received in spent {
+                subscription.settle(&received, Verdict::Spent);
+            }
+        } else {
+            subscription.lanes.push(new);
+        }
+        count
+    }
+
+    fn report_gone(&self, gone: Vec<EntryId>) {
+        if !gone.is_empty() {
+            let subscription = self.subscription.name().clone();
+            self.tree.announcer.announce(Event::Gone {
+                subscription,
+                ids: gone,
+            });
+        }
+    }
+
+    fn well(&mut self) {
+        self.delays.reset();
+        self.subscription.condition.well(Part::Reading);
+        if !std::mem::replace(&mut self.announced, true) {
+            let subscription = self.subscription.name().clone();
+            self.tree
+                .announcer
+                .announce(Event::Started { subscription });
+        }
+    }
+
+    /// Decides what a failed read means, and waits where waiting helps.
+    async fn face(&mut self, error: ServerError) -> Result<(), ActorProcessingErr> {
+        if self.subscription.plan.settings.mode == ReadMode::Tail {
+            self.subscription.cursor().lose_track();
+            self.subscription
+                .group
+                .in_flight
+                .keep_left(self.subscription.source.index, true);
+            self.discard_reads().await;
+            self.short = 2;
+        }
+        match error {
+            ServerError::Refused(_) | ServerError::Malformed(_) => return Err(error.into()),
+            ServerError::GroupGone(_) if !self.subscription.plan.settings.create_group => {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+        self.subscription.condition.trouble(Part::Reading, &error);
+        let pause = match error {
+            ServerError::Blocked(_) => BLOCKED_FOR,
+            ServerError::GroupGone(_) => match remake_group(&self.tree, &self.subscription).await {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    self.subscription.condition.trouble(Part::Reading, &error);
+                    self.delays.next()
+                }
+            },
+            _ => self.delays.next(),
+        };
+        let _ = self.stop.or(tokio::time::sleep(pause)).await;
+        Ok(())
+    }
+
+    /// The replies that come after one of unknown outcome are not registered: the recovery returns
+    /// their entries.
+    async fn discard_reads(&mut self) {
+        while self.reads.next().await.is_some() {}
+        self.asked = 0;
+    }
+
+    /// Takes the replies that are still to come, so that what they hold is given back and not lost
+    /// sight of, and closes the connection.
+    async fn finish(&mut self) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        loop {
+            let reply = loop {
+                tokio::select! {
+                    biased;
+                    reply = self.reads.next() => break reply,
+                    () = tokio::time::sleep(UNBLOCK_AGAIN) => connection.unblock().await,
+                }
+            };
+            match reply {
+                None => break,
+                Some((asked, Ok(read))) => {
+                    let _ = self.take(asked, read);
+                }
+                Some((_, Err(error))) => {
+                    tracing::debug!(target: "streamvisor", subscription = %self.subscription.name(), %error, "a last read failed");
+                    self.subscription.cursor().lose_track();
+                    self.discard_reads().await;
+                }
+            }
+        }
+        connection.close().await;
+    }
+}
+
+/// Makes the group again, or follows it where somebody else did.
+async fn remake_group(tree: &Tree, subscription: &SubscriptionState) -> Result<(), ServerError> {
+    let in_group = subscription.group.each_subscription();
+    let mark = in_group
+        .iter()
+        .map(|other| other.cursor().mark())
+        .max()
+        .unwrap_or_default();
+    let owned = subscription.group.in_flight.owned();
+    let in_hand: Vec<(EntryId, &str, u64)> = owned
+        .iter()
+        .map(|(id, consumer, count)| (*id, &**consumer, *count))
+        .collect();
+    let remade = group::remake(
+        &tree.settling,
+        &subscription.group.group,
+        mark,
+        true,
+        &in_hand,
+    )
+    .await?;
+    for other in in_group {
+        other.cursor().follow(remade.last_delivered);
+    }
+    let last_delivered = remade.last_delivered;
+    let subscription = subscription.name().clone();
+    tree.announcer.announce(Event::GroupRemade {
+        subscription,
+        last_delivered,
+    });
+    Ok(())
+}
+
+/// How many entries may be asked for, with this in hand and this many asked for already.
+fn room(usage: Usage, asked: usize, most: usize, most_bytes: usize, batch: usize) -> usize {
+    let entries = most.saturating_sub(usage.entries).saturating_sub(asked);
+    let by_size = match usage.largest {
+        0 => FIRST_COUNT,
+        largest => {
+            // What was asked for may turn out as large as the largest of late.
+            let expected = asked.saturating_mul(largest);
+            most_bytes
+                .saturating_sub(usage.bytes)
+                .saturating_sub(expected)
+                / largest
+        }
+    };
+    let nothing_in_hand = usage.entries == 0 && asked == 0;
+    entries
+        .min(by_size)
+        .min(batch)
+        .max(usize::from(nothing_in_hand && most > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(entries: usize, bytes: usize, largest: usize) -> Usage {
+        Usage {
+            entries,
+            bytes,
+            largest,
+            parked: 0,
+        }
+    }
+
+    #[test]
+    fn room_is_bounded_by_entries_by_bytes_and_by_the_batch() {
+        assert_eq!(room(usage(0, 0, 0), 0, 1000, 1 << 20, 200), FIRST_COUNT);
+        assert_eq!(room(usage(0, 0, 100), 0, 1000, 1 << 20, 200), 200);
+        assert_eq!(room(usage(900, 0, 100), 50, 1000, 1 << 20, 200), 50);
+        assert_eq!(room(usage(900, 0, 100), 100, 1000, 1 << 20, 200), 0);
+        assert_eq!(
+            room(usage(10, 900_000, 10_000), 0, 1000, 1_000_000, 200),
+            10
+        );
+        assert_eq!(
+            room(usage(10, 900_000, 10_000), 10, 1000, 1_000_000, 200),
+            0
+        );
+        assert_eq!(
+            room(usage(10, 2_000_000, 10_000), 0, 1000, 1_000_000, 200),
+            0
+        );
+    }
+
+    #[test]
+    fn with_nothing_in_hand_one_entry_of_any_size_is_read() {
+        assert_eq!(room(usage(0, 0, 5_000_000), 0, 1000, 1_000_000, 200), 1);
+        assert_eq!(room(usage(0, 0, 5_000_000), 1, 1000, 1_000_000, 200), 0);
+        assert_eq!(
+            room(usage(1, 5_000_000, 5_000_000), 0, 1000, 1_000_000, 200),
+            0
+        );
+    }
+}

@@ -1,0 +1,490 @@
+//! Stores the verdicts of one group.
+//!
+//! Four lines run side by side, each with one batch on its way while the next one fills: plain
+//! acknowledgements, copies with their acknowledgement, parked entries whose delay is over, and starts
+//! to be counted. None waits for another: with the server's memory full, copies wait and
+//! acknowledgements flow. A batch stays in the queue until its answer is there, so a settler that dies
+//! has lost nothing, and sending a batch again changes nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::sync::watch;
+
+use super::delays::Delays;
+use super::tree::{BLOCKED_FOR, GroupState, Order, Part, Tree};
+use crate::message::EntryId;
+use crate::observe::Event;
+use crate::server::settle::{self, CopyTo, DeleteAcked, Settled, Started};
+use crate::server::{Connection, ServerError};
+use crate::state::{CopyJob, Destination, ParkedJob, StartAnswer, StartJob};
+use crate::topology::AfterAck;
+
+/// How often a copy may be refused for good before its entry is left pending.
+const REFUSALS: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+pub(crate) struct Settler;
+
+pub(crate) enum SettlerMessage {
+    /// Time for the next round.
+    Next,
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for SettlerMessage {}
+
+/// The lines, as places in arrays.
+const ACKS: usize = 0;
+const COPIES: usize = 1;
+const DUE: usize = 2;
+const STARTS: usize = 3;
+
+/// What came of a batch.
+enum Answer {
+    Acks(Result<u64, ServerError>),
+    Copies(Vec<CopyJob>, Result<Vec<Settled>, ServerError>),
+    Due(Vec<ParkedJob>, Result<Vec<Settled>, ServerError>),
+    Starts(Vec<StartJob>, Result<Vec<Started>, ServerError>),
+}
+
+pub(crate) struct SettlerState {
+    tree: Arc<Tree>,
+    group: Arc<GroupState>,
+    delete: Option<DeleteAcked>,
+    under_way: FuturesUnordered<BoxFuture<'static, Answer>>,
+    lines: [Line; 4],
+    order: watch::Receiver<Order>,
+}
+
+struct Line {
+    busy: bool,
+    /// After a failure nothing is sent before this.
+    not_before: Option<Instant>,
+    delays: Delays,
+}
+
+impl Line {
+    fn new() -> Self {
+        Line {
+            busy: false,
+            not_before: None,
+            delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
+        }
+    }
+
+    fn is_free(&self, now: Instant) -> bool {
+        !self.busy && self.not_before.is_none_or(|at| at <= now)
+    }
+
+    fn well(&mut self) {
+        self.delays.reset();
+        self.not_before = None;
+    }
+
+    fn wait(&mut self, error: &ServerError) {
+        let pause = if error.is_passing() {
+            self.delays.next()
+        } else {
+            BLOCKED_FOR
+        };
+        self.not_before = Some(Instant::now() + pause);
+    }
+}
+
+impl Actor for Settler {
+    type Msg = SettlerMessage;
+    type State = SettlerState;
+    type Arguments = (Arc<Tree>, Arc<GroupState>);
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<SettlerMessage>,
+        (tree, group): Self::Arguments,
+    ) -> Result<SettlerState, ActorProcessingErr> {
+        let deletes = |subscription: &Arc<super::tree::SubscriptionState>| {
+            subscription.plan.settings.after_ack == AfterAck::Delete
+        };
+        let delete = group
+            .each_subscription()
+            .iter()
+            .any(deletes)
+            .then(|| tree.capabilities.delete_acked());
+        myself.cast(SettlerMessage::Next)?;
+        Ok(SettlerState {
+            order: tree.order.subscribe(),
+            tree,
+            group,
+            delete,
+            under_way: FuturesUnordered::new(),
+            lines: [Line::new(), Line::new(), Line::new(), Line::new()],
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SettlerMessage>,
+        SettlerMessage::Next: SettlerMessage,
+        state: &mut SettlerState,
+    ) -> Result<(), ActorProcessingErr> {
+        if state.order.borrow().stop && state.under_way.is_empty() {
+            myself.stop(None);
+            return Ok(());
+        }
+        state.send();
+        let wake = state.wakes_at();
+        let group = Arc::clone(&state.group);
+        tokio::select! {
+            Some(answer) = state.under_way.next() => state.take(answer)?,
+            () = group.queue.work() => {}
+            () = tokio::time::sleep_until(wake.into()) => {}
+            _ = state.order.changed() => {}
+        }
+        myself.cast(SettlerMessage::Next)?;
+        Ok(())
+    }
+}
+
+impl SettlerState {
+    /// Sends a batch on every line that is free and has one.
+    fn send(&mut self) {
+        let now = Instant::now();
+        let connection = Arc::clone(&self.tree.settling);
+        let (group, delete) = (Arc::clone(&self.group.group), self.delete);
+        if self.lines[ACKS].is_free(now) {
+            let ids = self.group.queue.take_acks();
+            if !ids.is_empty() {
+                self.lines[ACKS].busy = true;
+                let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
+                self.under_way.push(Box::pin(async move {
+                    Answer::Acks(settle::acknowledge(&connection, &group, &ids, delete).await)
+                }));
+            }
+        }
+        if self.lines[COPIES].is_free(now) {
+            let jobs = self.group.queue.take_copies();
+            if !jobs.is_empty() {
+                self.lines[COPIES].busy = true;
+                let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
+                self.under_way.push(Box::pin(async move {
+                    let outcomes = copy(&connection, &group, &jobs, delete).await;
+                    Answer::Copies(jobs, outcomes)
+                }));
+            }
+        }
+        if self.lines[DUE].is_free(now) {
+            let jobs = self.group.queue.take_due(now);
+            if !jobs.is_empty() {
+                self.lines[DUE].busy = true;
+                let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
+                self.under_way.push(Box::pin(async move {
+                    let parked: Vec<_> = jobs.iter().map(parked).collect();
+                    let outcomes = settle::copy_parked(&connection, &group, &parked, delete).await;
+                    Answer::Due(jobs, outcomes)
+                }));
+            }
+        }
+        if self.lines[STARTS].is_free(now) {
+            let jobs = self.group.queue.take_starts();
+            if !jobs.is_empty() {
+                self.lines[STARTS].busy = true;
+                self.under_way.push(Box::pin(async move {
+                    let starts: Vec<_> = jobs
+                        .iter()
+                        .map(|job| (job.id, Arc::clone(&job.owner), job.count))
+                        .collect();
+                    let outcomes = settle::count_starts(&connection, &group, &starts).await;
+                    Answer::Starts(jobs, outcomes)
+                }));
+            }
+        }
+    }
+
+    /// When there is something to do that nobody tells of.
+    fn wakes_at(&self) -> Instant {
+        let retries = self
+            .lines
+            .iter()
+            .filter(|line| !line.busy)
+            .filter_map(|line| line.not_before);
+        let due = if self.lines[DUE].busy {
+            None
+        } else {
+            self.group.queue.next_due()
+        };
+        // Due entries wait for the pause of their line, if it has one.
+        let due = due.map(|due| self.lines[DUE].not_before.map_or(due, |at| at.max(due)));
+        let now = Instant::now();
+        retries
+            .filter(|at| *at > now)
+            .chain(due)
+            .min()
+            .unwrap_or_else(|| now + Duration::from_secs(3600))
+    }
+
+    fn take(&mut self, answer: Answer) -> Result<(), ServerError> {
+        match answer {
+            Answer::Acks(result) => {
+                self.lines[ACKS].busy = false;
+                match result {
+                    Ok(_) => {
+                        let done = self.group.queue.acks_done();
+                        self.settled(ACKS, done);
+                    }
+                    Err(error) => self.trouble(ACKS, &error)?,
+                }
+            }
+            Answer::Copies(jobs, result) => {
+                self.lines[COPIES].busy = false;
+                match result {
+                    Ok(outcomes) => self.copies(jobs, outcomes),
+                    Err(error) => self.trouble(COPIES, &error)?,
+                }
+            }
+            Answer::Due(jobs, result) => {
+                self.lines[DUE].busy = false;
+                match result {
+                    Ok(outcomes) => self.due(jobs, outcomes),
+                    Err(error) => self.trouble(DUE, &error)?,
+                }
+            }
+            Answer::Starts(jobs, result) => {
+                self.lines[STARTS].busy = false;
+                match result {
+                    Ok(outcomes) => {
+                        self.settled(STARTS, Vec::new());
+                        for (job, outcome) in jobs.into_iter().zip(outcomes) {
+                            // A worker that no longer waits has been replaced.
+                            let _ = job.answer.send(match outcome {
+                                Started::Done => StartAnswer::Counted,
+                                Started::Anothers => StartAnswer::Anothers,
+                                Started::Gone => StartAnswer::Gone,
+                            });
+                        }
+                    }
+                    Err(error) => {
+                        let queue = &self.group.queue;
+                        jobs.into_iter().for_each(|job| queue.count_start(job));
+                        self.trouble(STARTS, &error)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The server has stored these.
+    fn settled(&mut self, line: usize, ids: Vec<EntryId>) {
+        self.lines[line].well();
+        self.group
+            .acknowledged
+            .fetch_add(ids.len() as u64, std::sync::atomic::Ordering::Relaxed);
+        self.group.in_flight.release(ids);
+        if self.lines.iter().all(|line| line.not_before.is_none()) {
+            for subscription in self.group.each_subscription() {
+                subscription.condition.well(Part::Settling);
+            }
+        }
+    }
+
+    /// A batch was not stored; it stays where it is and is sent again. Only what cannot be explained is
+    /// this actor's own failure.
+    fn trouble(&mut self, line: usize, error: &ServerError) -> Result<(), ServerError> {
+        self.lines[line].wait(error);
+        for subscription in self.group.each_subscription() {
+            subscription.condition.trouble(Part::Settling, error);
+        }
+        match error {
+            ServerError::Malformed(_) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn copies(&mut self, jobs: Vec<CopyJob>, outcomes: Vec<Settled>) {
+        let (mut done, mut again, mut refused) = (Vec::new(), Vec::new(), None);
+        for (mut job, outcome) in jobs.into_iter().zip(outcomes) {
+            match self.after(job.id, job.subscription, &mut job.refusals, outcome) {
+                After::Done => {
+                    self.copied(&job);
+                    done.push(job.id);
+                }
+                After::NotOurs => done.push(job.id),
+                After::Left => {}
+                After::Again { error, copied } => {
+                    job.copied |= copied;
+                    refused = Some(error);
+                    again.push(job);
+                }
+            }
+        }
+        self.group.queue.copies_done(again);
+        self.settled(COPIES, done);
+        self.refused(COPIES, refused);
+    }
+
+    fn due(&mut self, jobs: Vec<ParkedJob>, outcomes: Vec<Settled>) {
+        let (mut done, mut again, mut refused) = (Vec::new(), Vec::new(), None);
+        for (mut job, outcome) in jobs.into_iter().zip(outcomes) {
+            match self.after(job.id, job.subscription, &mut job.refusals, outcome) {
+                After::Done | After::NotOurs => done.push(job.id),
+                After::Left => {}
+                // Its copy stands: only the original is to go.
+                After::Again { copied: true, .. } => self.group.queue.acknowledge([job.id]),
+                After::Again { error, .. } => {
+                    refused = Some(error);
+                    again.push(job);
+                }
+            }
+        }
+        self.settled(DUE, done);
+        self.refused(DUE, refused);
+        let at = self.lines[DUE].not_before.unwrap_or_else(Instant::now);
+        self.group.queue.due_done(again, at);
+    }
+
+    /// What one item's outcome means.
+    fn after(
+        &self,
+        id: EntryId,
+        subscription: usize,
+        refusals: &mut u32,
+        outcome: Settled,
+    ) -> After {
+        let tell = |event: &dyn Fn(Arc<str>) -> Event| {
+            if let Some(subscription) = self.group.subscription(subscription) {
+                subscription
+                    .announcer
+                    .announce(event(subscription.name().clone()));
+            }
+        };
+        match outcome {
+            Settled::Done => After::Done,
+            Settled::NotPending => After::NotOurs,
+            Settled::Gone => {
+                tell(&|subscription| Event::Gone {
+                    subscription,
+                    ids: vec![id],
+                });
+                After::NotOurs
+            }
+            Settled::Anothers => {
+                self.group.lose(&[id]);
+                After::NotOurs
+            }
+            Settled::Copied(error) => After::Again {
+                error,
+                copied: true,
+            },
+            Settled::Refused(error) if error.is_passing() => After::Again {
+                error,
+                copied: false,
+            },
+            Settled::Refused(error) => {
+                *refusals += 1;
+                if *refusals < REFUSALS {
+                    return After::Again {
+                        error,
+                        copied: false,
+                    };
+                }
+                self.group.in_flight.leave([id]);
+                let reason = format!("its copy is refused: {error}");
+                tell(&|subscription| Event::LeftPending {
+                    subscription,
+                    id,
+                    reason: reason.clone(),
+                });
+                After::Left
+            }
+        }
+    }
+
+    /// Some items of a batch were refused: they wait a little, whatever the reason.
+    fn refused(&mut self, line: usize, error: Option<ServerError>) {
+        let Some(error) = error else { return };
+        let pause = self.lines[line].delays.next();
+        self.lines[line].not_before = Some(Instant::now() + pause);
+        if error.is_passing() {
+            for subscription in self.group.each_subscription() {
+                subscription.condition.trouble(Part::Settling, &error);
+            }
+        }
+    }
+
+    fn copied(&self, job: &CopyJob) {
+        let Some(subscription) = self.group.subscription(job.subscription) else {
+            return;
+        };
+        match &job.to {
+            Destination::Stream => {}
+            Destination::Delay { .. } => {
+                if let Some(delay_set) = &subscription.delay_set {
+                    delay_set.added.notify_one();
+                }
+            }
+            Destination::DeadLetter { .. } => {
+                let name = subscription.name().clone();
+                subscription.announcer.announce(Event::DeadLettered {
+                    subscription: name,
+                    id: job.id,
+                });
+            }
+        }
+    }
+}
+
+enum After {
+    Done,
+    /// Somebody else has settled it, or will.
+    NotOurs,
+    /// It stays pending, and nobody here tries any more.
+    Left,
+    Again {
+        error: ServerError,
+        copied: bool,
+    },
+}
+
+async fn copy(
+    connection: &Connection,
+    group: &crate::server::Group,
+    jobs: &[CopyJob],
+    delete: Option<DeleteAcked>,
+) -> Result<Vec<Settled>, ServerError> {
+    let to = match jobs.first().map(|job| &job.to) {
+        None => return Ok(Vec::new()),
+        Some(Destination::Stream) => CopyTo::Stream,
+        Some(Destination::Delay { set, ttl }) => CopyTo::Delay {
+            set: set.clone(),
+            ttl: *ttl,
+        },
+        Some(Destination::DeadLetter { stream }) => CopyTo::DeadLetter {
+            stream: stream.clone(),
+        },
+    };
+    let copies: Vec<_> = jobs
+        .iter()
+        .map(|job| settle::Copy {
+            id: job.id,
+            consumer: Arc::clone(&job.owner),
+            fields: job.fields.clone(),
+            delay: job.delay,
+            attempt: job.attempt,
+            copied: job.copied,
+        })
+        .collect();
+    settle::copy_and_acknowledge(connection, group, &to, &copies, delete).await
+}
+
+fn parked(job: &ParkedJob) -> settle::Parked {
+    settle::Parked {
+        id: job.id,
+        consumer: Arc::clone(&job.owner),
+        headers: job.headers.clone(),
+    }
+}

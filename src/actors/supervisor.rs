@@ -1,0 +1,690 @@
+//! The root of a tree: owns what survives, starts the actors, starts them again, gives up on one that
+//! keeps failing, and ends the tree.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::delays::Delays;
+use super::drain::{Drain, DrainArguments, give_back};
+use super::handler::HandlerActor;
+use super::keep_alive;
+use super::reader::Reader;
+use super::settler::Settler;
+use super::sweeper::Sweeper;
+use super::tree::{SubscriptionState, Tree};
+use crate::message::{EntryId, StreamKey};
+use crate::observe::{Child, Event};
+use crate::topology::{RestartPolicy, Verdict};
+
+/// Crashes in a row of one worker, each over an entry, before it is started again with delays and at the
+/// expense of its budget.
+const CRASHES_IN_A_ROW: u32 = 5;
+/// How long an actor that was told to end may take for it.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// How often running handlers are looked at, at most and at least.
+const SHORTEST_TICK: Duration = Duration::from_millis(20);
+const LONGEST_TICK: Duration = Duration::from_secs(1);
+
+/// What is left of an entry when the tree has ended: it stays pending on the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Remaining {
+    /// The stream's key.
+    pub stream: StreamKey,
+    /// The group's name.
+    pub group: Arc<str>,
+    /// The entry's id.
+    pub id: EntryId,
+}
+
+/// What a shutdown did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Verdicts that were stored on the server meanwhile.
+    pub settled: u64,
+    /// Entries that were read and not started, and were given back for others to take at once.
+    pub given_back: u64,
+    /// Entries whose handler was still running at the deadline.
+    pub left_running: Vec<Remaining>,
+    /// Entries whose verdict could not be stored before the deadline.
+    pub unsettled: Vec<Remaining>,
+}
+
+/// Why a tree ended by itself: one of its actors kept failing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error("{child} failed more than {restarts} times within {within:?}, at last with: {error}")]
+#[non_exhaustive]
+pub struct Failure {
+    /// The actor.
+    pub child: Child,
+    /// How many restarts it had.
+    pub restarts: u32,
+    /// The window in which they were counted.
+    pub within: Duration,
+    /// Its last failure.
+    pub error: String,
+}
+
+/// How a tree ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub report: ShutdownReport,
+    pub failure: Option<Failure>,
+}
+
+/// What the supervisor actor is told. Opaque: [`SupervisorHandle`](crate::SupervisorHandle) has the
+/// methods.
+#[derive(Debug)]
+pub struct SupervisorMessage(pub(crate) Message);
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for SupervisorMessage {}
+
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Drain, then end.
+    Shutdown,
+    /// The drain is over.
+    Drained(ShutdownReport),
+    /// Time to start this child again.
+    Restart(Key),
+    /// Time to look after running handlers.
+    Tick,
+}
+
+/// One of the supervisor's children, by its place in the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Key {
+    Reader(usize),
+    Handler(usize, usize),
+    Settler(usize),
+    Sweeper(usize),
+    KeepAlive,
+    Drain,
+}
+
+pub(crate) struct SupervisorActor;
+
+pub(crate) struct Outline {
+    pub tree: Arc<Tree>,
+    pub ended: watch::Sender<Option<Ended>>,
+}
+
+pub(crate) struct SupervisorState {
+    tree: Arc<Tree>,
+    ended: watch::Sender<Option<Ended>>,
+    children: HashMap<ActorId, Key>,
+    cells: HashMap<Key, ActorCell>,
+    budgets: HashMap<Key, Budget>,
+    /// What each handler was running when it was looked at last, and since when.
+    watched: HashMap<Key, Watched>,
+    /// Handlers that were given up on, with the entries they hang over.
+    hung: HashMap<ActorId, (Arc<SubscriptionState>, EntryId)>,
+    draining: bool,
+    failure: Option<Failure>,
+}
+
+struct Watched {
+    run: u64,
+    since: Instant,
+    killed: bool,
+}
+
+impl Actor for SupervisorActor {
+    type Msg = SupervisorMessage;
+    type State = SupervisorState;
+    type Arguments = Outline;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<SupervisorMessage>,
+        Outline { tree, ended }: Outline,
+    ) -> Result<SupervisorState, ActorProcessingErr> {
+        let mut state = SupervisorState {
+            tree: Arc::clone(&tree),
+            ended,
+            children: HashMap::new(),
+            cells: HashMap::new(),
+            budgets: HashMap::new(),
+            watched: HashMap::new(),
+            hung: HashMap::new(),
+            draining: false,
+            failure: None,
+        };
+        state.spawn(&myself, Key::KeepAlive).await?;
+        for (at, _) in tree.groups.iter().enumerate() {
+            state.spawn(&myself, Key::Settler(at)).await?;
+        }
+        for (at, _) in tree.delay_sets.iter().enumerate() {
+            state.spawn(&myself, Key::Sweeper(at)).await?;
+        }
+        for (at, subscription) in tree.subscriptions.iter().enumerate() {
+            for worker in 0..subscription.lanes.workers() {
+                state.spawn(&myself, Key::Handler(at, worker)).await?;
+            }
+            state.spawn(&myself, Key::Reader(at)).await?;
+        }
+        myself.send_after(state.tick(), || SupervisorMessage(Message::Tick));
+        Ok(state)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SupervisorMessage>,
+        SupervisorMessage(message): SupervisorMessage,
+        state: &mut SupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            Message::Shutdown => state.drain(&myself).await,
+            Message::Restart(key) => state.restart(&myself, key).await,
+            Message::Tick => {
+                state.look_after_handlers(&myself).await;
+                myself.send_after(state.tick(), || SupervisorMessage(Message::Tick));
+            }
+            Message::Drained(report) => {
+                state.end(report).await;
+                if let Some(failure) = state.failure.take() {
+                    // The parent, if there is one, learns of it as of any failed actor.
+                    return Err(failure.into());
+                }
+                myself.stop(None);
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<SupervisorMessage>,
+        event: SupervisionEvent,
+        state: &mut SupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorFailed(cell, error) => {
+                state
+                    .exited(&myself, cell.get_id(), Some(error.to_string()))
+                    .await;
+            }
+            SupervisionEvent::ActorTerminated(cell, _, reason) => {
+                // Who ends by itself gives no reason; being killed or cancelled is one.
+                state.exited(&myself, cell.get_id(), reason).await;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl SupervisorState {
+    async fn spawn(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        key: Key,
+    ) -> Result<(), ActorProcessingErr> {
+        let tree = Arc::clone(&self.tree);
+        let here = myself.get_cell();
+        let subscription = |at: usize| {
+            tree.subscriptions
+                .get(at)
+                .cloned()
+                .ok_or("no such subscription")
+        };
+        let cell = match key {
+            Key::Reader(at) => {
+                let arguments = (Arc::clone(&tree), subscription(at)?);
+                Reader::spawn_linked(None, Reader, arguments, here)
+                    .await?
+                    .0
+                    .get_cell()
+            }
+            Key::Handler(at, worker) => {
+                let arguments = (Arc::clone(&tree), subscription(at)?, worker);
+                HandlerActor::spawn_linked(None, HandlerActor, arguments, here)
+                    .await?
+                    .0
+                    .get_cell()
+            }
+            Key::Settler(at) => {
+                let group = tree.groups.get(at).cloned().ok_or("no such group")?;
+                Settler::spawn_linked(None, Settler, (tree, group), here)
+                    .await?
+                    .0
+                    .get_cell()
+            }
+            Key::Sweeper(at) => {
+                let delay_set = tree
+                    .delay_sets
+                    .get(at)
+                    .cloned()
+                    .ok_or("no such delay set")?;
+                Sweeper::spawn_linked(None, Sweeper, (tree, delay_set), here)
+                    .await?
+                    .0
+                    .get_cell()
+            }
+            Key::KeepAlive => keep_alive::spawn(tree, here).await?.get_cell(),
+            Key::Drain => {
+                let is_reader = |key: &&Key| matches!(key, Key::Reader(_));
+                let keys: Vec<Key> = self.cells.keys().filter(is_reader).copied().collect();
+                let readers = keys
+                    .iter()
+                    .filter_map(|key| self.cells.get(key).cloned())
+                    .collect();
+                let arguments = DrainArguments {
+                    tree,
+                    readers,
+                    supervisor: myself.clone(),
+                };
+                Drain::spawn_linked(None, Drain, arguments, here)
+                    .await?
+                    .0
+                    .get_cell()
+            }
+        };
+        self.children.insert(cell.get_id(), key);
+        self.cells.insert(key, cell);
+        Ok(())
+    }
+
+    fn child(&self, key: Key) -> Child {
+        let tree = &self.tree;
+        let named = match key {
+            Key::Reader(at) => tree.subscriptions.get(at).map(|it| it.reader()),
+            Key::Handler(at, worker) => tree.subscriptions.get(at).map(|it| it.handler(worker)),
+            Key::Settler(at) => tree.groups.get(at).map(|group| group.settler()),
+            Key::Sweeper(at) => tree.delay_sets.get(at).map(|it| Child::Sweeper {
+                set: it.set.clone(),
+            }),
+            Key::KeepAlive => Some(Child::KeepAlive),
+            Key::Drain => None,
+        };
+        named.unwrap_or(Child::Drain)
+    }
+
+    /// An actor has ended: with an error, or in good order.
+    async fn exited(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        id: ActorId,
+        error: Option<String>,
+    ) {
+        if let Some((subscription, entry)) = self.hung.remove(&id) {
+            // The call that could not be ended has ended.
+            subscription.group.in_flight.leave([entry]);
+            return;
+        }
+        let Some(key) = self.children.remove(&id) else {
+            return;
+        };
+        if self.cells.get(&key).is_some_and(|cell| cell.get_id() == id) {
+            self.cells.remove(&key);
+        }
+        let Some(mut error) = error else { return };
+        if let Some(Watched { killed: true, .. }) = self.watched.remove(&key) {
+            error = "its handler ran past its deadline and was ended".to_owned();
+        }
+        self.tree.announcer.announce(Event::Crashed {
+            child: self.child(key),
+            error: error.clone(),
+        });
+        match key {
+            Key::Reader(at) => {
+                self.cut_reader_off(at);
+                self.start_again(myself, key, error).await;
+            }
+            Key::Handler(at, worker) => self.handler_died(myself, at, worker, error).await,
+            Key::Drain => {
+                // There is no one left to do it in order.
+                self.end(ShutdownReport::default()).await;
+                myself.stop(None);
+            }
+            _ => self.start_again(myself, key, error).await,
+        }
+    }
+
+    /// Closes a dead reader's connection, here and on the server, so that no reply goes to it.
+    fn cut_reader_off(&self, at: usize) {
+        let Some(subscription) = self.tree.subscriptions.get(at) else {
+            return;
+        };
+        let connection = subscription
+            .connection
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
+        let Some(connection) = connection else { return };
+        let ids = connection.server_ids();
+        connection.abort();
+        let settling = Arc::clone(&self.tree.settling);
+        tokio::spawn(async move { settling.kill(&ids).await });
+    }
+
+    async fn handler_died(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        at: usize,
+        worker: usize,
+        error: String,
+    ) {
+        let Some(subscription) = self.tree.subscriptions.get(at).cloned() else {
+            return;
+        };
+        let key = Key::Handler(at, worker);
+        // From here on nothing of the dead worker counts.
+        subscription.lanes.enter(worker);
+        match subscription.lanes.cut_off(worker) {
+            Some(received) => {
+                subscription.settle(&received, Verdict::Crashed(error.clone()));
+                if subscription.lanes.crashed(worker) < CRASHES_IN_A_ROW {
+                    // The entry was to blame, not the worker.
+                    self.restart(myself, key).await;
+                } else {
+                    self.start_again(myself, key, error).await;
+                }
+            }
+            None => self.start_again(myself, key, error).await,
+        }
+        // A wake-up may have died with it.
+        subscription.lanes.hand_on();
+    }
+
+    /// Starts a child again, at the expense of its budget.
+    async fn start_again(&mut self, myself: &ActorRef<SupervisorMessage>, key: Key, error: String) {
+        let policy = &self.tree.restart;
+        let budget = self
+            .budgets
+            .entry(key)
+            .or_insert_with(|| Budget::new(policy));
+        match budget.spend(Instant::now()) {
+            Some(delay) if delay.is_zero() => self.restart(myself, key).await,
+            Some(delay) => {
+                myself.send_after(delay, move || SupervisorMessage(Message::Restart(key)));
+            }
+            None => self.escalate(myself, key, error).await,
+        }
+    }
+
+    async fn restart(&mut self, myself: &ActorRef<SupervisorMessage>, key: Key) {
+        let ended = self.tree.order.borrow().stop;
+        let failed = match key {
+            Key::Reader(at) | Key::Handler(at, _) => self
+                .tree
+                .subscriptions
+                .get(at)
+                .is_none_or(|it| *it.failed.borrow()),
+            _ => false,
+        };
+        // A tree that drains needs its settlers, its keep-alive and its sweepers to the end; a new
+        // reader or handler would have nothing to do.
+        let needless = self.draining && matches!(key, Key::Reader(_) | Key::Handler(..));
+        if ended || failed || needless || self.cells.contains_key(&key) {
+            return;
+        }
+        match self.spawn(myself, key).await {
+            Ok(()) => {
+                let policy = &self.tree.restart;
+                let budget = self
+                    .budgets
+                    .entry(key)
+                    .or_insert_with(|| Budget::new(policy));
+                budget.restarts += 1;
+                let restarts = budget.restarts;
+                self.tree.announcer.announce(Event::Restarted {
+                    child: self.child(key),
+                    restarts,
+                });
+            }
+            // Nobody tells of an actor that did not come to be. Boxed, because the two call each other.
+            Err(error) => Box::pin(self.start_again(myself, key, error.to_string())).await,
+        }
+    }
+
+    async fn escalate(&mut self, myself: &ActorRef<SupervisorMessage>, key: Key, error: String) {
+        let child = self.child(key);
+        self.tree.announcer.announce(Event::Escalated {
+            child: child.clone(),
+            error: error.clone(),
+        });
+        if self.tree.restart.isolate && !matches!(key, Key::KeepAlive | Key::Sweeper(_)) {
+            return self.fail_subscriptions_of(key);
+        }
+        let RestartPolicy {
+            max_restarts,
+            within,
+            ..
+        } = self.tree.restart;
+        self.failure.get_or_insert(Failure {
+            child,
+            restarts: max_restarts,
+            within,
+            error,
+        });
+        self.drain(myself).await;
+    }
+
+    /// Stops the subscriptions that depend on a child, and leaves all others alone.
+    fn fail_subscriptions_of(&self, key: Key) {
+        let subscriptions: Vec<Arc<SubscriptionState>> = match key {
+            Key::Reader(at) | Key::Handler(at, _) => self
+                .tree
+                .subscriptions
+                .get(at)
+                .cloned()
+                .into_iter()
+                .collect(),
+            Key::Settler(at) => self
+                .tree
+                .groups
+                .get(at)
+                .map(|group| group.each_subscription())
+                .unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        for subscription in subscriptions {
+            subscription.failed.send_replace(true);
+            let waiting = subscription.lanes.close();
+            let tree = Arc::clone(&self.tree);
+            tokio::spawn(async move { give_back(&tree, &subscription, &waiting).await });
+        }
+    }
+
+    // ---- handlers past their deadline -------------------------------------------------------------------
+
+    fn tick(&self) -> Duration {
+        let shortest = self
+            .tree
+            .subscriptions
+            .iter()
+            .map(|it| it.plan.settings.handler_timeout)
+            .min();
+        (shortest.unwrap_or(LONGEST_TICK) / 4).clamp(SHORTEST_TICK, LONGEST_TICK)
+    }
+
+    async fn look_after_handlers(&mut self, myself: &ActorRef<SupervisorMessage>) {
+        let tree = Arc::clone(&self.tree);
+        let now = Instant::now();
+        for (at, subscription) in tree.subscriptions.iter().enumerate() {
+            let deadline = subscription.plan.settings.handler_timeout;
+            for worker in 0..subscription.lanes.workers() {
+                let key = Key::Handler(at, worker);
+                let Some(running) = subscription.lanes.running(worker) else {
+                    self.watched.remove(&key);
+                    continue;
+                };
+                let watched = self.watched.entry(key).or_insert(Watched {
+                    run: running.run,
+                    since: now,
+                    killed: false,
+                });
+                if watched.run != running.run {
+                    *watched = Watched {
+                        run: running.run,
+                        since: now,
+                        killed: false,
+                    };
+                    continue;
+                }
+                let late = now.saturating_duration_since(watched.since);
+                if late < deadline {
+                    continue;
+                }
+                if !watched.killed {
+                    watched.killed = true;
+                    if let Some(cell) = self.cells.get(&key) {
+                        cell.kill();
+                    }
+                } else if late >= deadline + LAST_WORD {
+                    self.abandon(myself, subscription, key, worker).await;
+                }
+            }
+        }
+    }
+
+    /// A killed handler still runs: it is in a call that cannot be interrupted. Its worker is replaced,
+    /// and the entry is left to whoever takes it over.
+    async fn abandon(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        subscription: &Arc<SubscriptionState>,
+        key: Key,
+        worker: usize,
+    ) {
+        self.watched.remove(&key);
+        subscription.lanes.enter(worker);
+        let Some(received) = subscription.lanes.cut_off(worker) else {
+            return;
+        };
+        let id = received.id();
+        subscription.group.in_flight.abandon(id);
+        let name = subscription.name().clone();
+        self.tree.announcer.announce(Event::Abandoned {
+            subscription: name,
+            id,
+        });
+        if let Some(cell) = self.cells.remove(&key) {
+            self.children.remove(&cell.get_id());
+            self.hung
+                .insert(cell.get_id(), (Arc::clone(subscription), id));
+        }
+        self.restart(myself, key).await;
+        subscription.lanes.hand_on();
+    }
+
+    // ---- the end ----------------------------------------------------------------------------------------
+
+    async fn drain(&mut self, myself: &ActorRef<SupervisorMessage>) {
+        if std::mem::replace(&mut self.draining, true) {
+            return;
+        }
+        if let Err(error) = self.spawn(myself, Key::Drain).await {
+            tracing::error!(target: "streamvisor", %error, "the tree cannot be drained and ends as it is");
+            let _ = myself.cast(SupervisorMessage(Message::Drained(
+                ShutdownReport::default(),
+            )));
+        }
+    }
+
+    /// Everybody has been told to end: waits for it, a moment, and closes the connections last.
+    async fn end(&mut self, report: ShutdownReport) {
+        self.tree.order.send_modify(|order| {
+            order.stop_reading = true;
+            order.stop = true;
+        });
+        let cells: Vec<ActorCell> = self.cells.drain().map(|(_, cell)| cell).collect();
+        let ended = cells.iter().map(|cell| async move {
+            if cell.wait(Some(LAST_WORD)).await.is_err() {
+                cell.kill();
+            }
+        });
+        futures_util::future::join_all(ended).await;
+        self.tree.close_connections().await;
+        let (settled, given_back) = (report.settled, report.given_back);
+        self.tree.announcer.announce(Event::Drained {
+            settled,
+            given_back,
+        });
+        self.ended.send_replace(Some(Ended {
+            report,
+            failure: self.failure.clone(),
+        }));
+    }
+}
+
+/// How often one child was started again of late.
+struct Budget {
+    max_restarts: u32,
+    within: Duration,
+    spent: VecDeque<Instant>,
+    delays: Delays,
+    /// Restarts ever.
+    restarts: u64,
+}
+
+impl Budget {
+    fn new(policy: &RestartPolicy) -> Self {
+        Budget {
+            max_restarts: policy.max_restarts,
+            within: policy.within,
+            spent: VecDeque::new(),
+            delays: Delays::new(policy.first_delay, policy.max_delay),
+            restarts: 0,
+        }
+    }
+
+    /// How long to wait before the next restart; `None` when there were too many.
+    fn spend(&mut self, now: Instant) -> Option<Duration> {
+        while self
+            .spent
+            .front()
+            .is_some_and(|at| now.saturating_duration_since(*at) >= self.within)
+        {
+            self.spent.pop_front();
+        }
+        if self.spent.is_empty() {
+            self.delays.reset();
+        }
+        self.spent.push_back(now);
+        match self.spent.len() {
+            spent if spent > self.max_restarts as usize => None,
+            1 => Some(Duration::ZERO),
+            _ => Some(self.delays.next()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_restart_is_immediate_the_next_wait_and_one_too_many_is_refused() {
+        let mut budget = Budget::new(&RestartPolicy::default().max_restarts(3));
+        let start = Instant::now();
+        assert_eq!(budget.spend(start), Some(Duration::ZERO));
+        let second = budget.spend(start).unwrap();
+        assert!(second > Duration::ZERO);
+        assert!(budget.spend(start).unwrap() > second / 2);
+        assert_eq!(budget.spend(start), None);
+    }
+
+    #[test]
+    fn restarts_outside_the_window_are_forgotten() {
+        let policy = RestartPolicy::default()
+            .max_restarts(1)
+            .within(Duration::from_secs(10));
+        let mut budget = Budget::new(&policy);
+        let start = Instant::now();
+        assert_eq!(budget.spend(start), Some(Duration::ZERO));
+        assert_eq!(
+            budget.spend(start + Duration::from_secs(10)),
+            Some(Duration::ZERO)
+        );
+        assert_eq!(budget.spend(start + Duration::from_secs(11)), None);
+    }
+}

@@ -1,0 +1,217 @@
+//! What the application holds of a running tree.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ractor::{Actor, ActorCell, ActorRef};
+use tokio::sync::watch;
+
+use crate::actors::{
+    Ended, Failure, Message, Outline, ShutdownReport, StartError, StartedTree, SupervisorActor,
+    SupervisorMessage, Tree, assemble, is_in_handler_of,
+};
+use crate::message::Publisher;
+use crate::observe::Events;
+use crate::topology::Topology;
+
+/// Starts trees.
+#[derive(Debug)]
+pub struct Supervisor;
+
+impl Supervisor {
+    /// Starts everything the topology describes and returns once its actors run.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] names what is wrong with the topology or the server, and what to do about it.
+    /// Nothing runs then.
+    pub async fn start(topology: Topology) -> Result<SupervisorHandle, StartError> {
+        Self::spawn(topology, None).await
+    }
+
+    async fn spawn(
+        topology: Topology,
+        parent: Option<ActorCell>,
+    ) -> Result<SupervisorHandle, StartError> {
+        let StartedTree {
+            tree,
+            publisher,
+            events,
+        } = assemble(&topology).await?;
+        let (ended, end) = watch::channel(None);
+        let outline = Outline {
+            tree: Arc::clone(&tree),
+            ended: ended.clone(),
+        };
+        let spawned = match parent {
+            Some(parent) => Actor::spawn_linked(None, SupervisorActor, outline, parent).await,
+            None => Actor::spawn(None, SupervisorActor, outline).await,
+        };
+        let (actor, running) = match spawned {
+            Ok(spawned) => spawned,
+            Err(error) => {
+                tree.close_connections().await;
+                return Err(StartError::Spawn(error.to_string()));
+            }
+        };
+        // However the supervisor ends, whoever waits for it learns of it and no connection stays open.
+        tokio::spawn({
+            let tree = Arc::clone(&tree);
+            async move {
+                let _ = running.await;
+                tree.order.send_modify(|order| {
+                    order.stop_reading = true;
+                    order.stop = true;
+                });
+                tree.abort_connections();
+                ended.send_if_modified(|end| {
+                    let unknown = end.is_none();
+                    end.get_or_insert_with(|| Ended {
+                        report: ShutdownReport::default(),
+                        failure: None,
+                    });
+                    unknown
+                });
+            }
+        });
+        let first_events = Mutex::new(Some(events));
+        Ok(SupervisorHandle {
+            held: Arc::new(Held {
+                actor,
+                tree,
+                publisher,
+                first_events,
+                end,
+            }),
+        })
+    }
+}
+
+/// A running tree, as the application holds it. Cheap to clone; when the last clone is dropped the tree
+/// is drained.
+#[derive(Clone)]
+pub struct SupervisorHandle {
+    held: Arc<Held>,
+}
+
+struct Held {
+    actor: ActorRef<SupervisorMessage>,
+    tree: Arc<Tree>,
+    publisher: Publisher,
+    first_events: Mutex<Option<Events>>,
+    end: watch::Receiver<Option<Ended>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // It has ended already, or it drains by itself from here.
+        let _ = self.actor.cast(SupervisorMessage(Message::Shutdown));
+    }
+}
+
+impl std::fmt::Debug for SupervisorHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SupervisorHandle")
+            .field("actor", &self.held.actor.get_id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a shutdown did not come to its report.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShutdownError {
+    /// It was asked for by a handler, which would have waited for its own end. The tree goes on.
+    #[error(
+        "a handler cannot wait for the shutdown of its own tree, which waits for the handler; spawn a task that does"
+    )]
+    FromHandler,
+    /// The tree has ended by itself before: one of its actors kept failing.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+impl SupervisorHandle {
+    /// The root of the tree: an ordinary actor, to be monitored or linked like any other.
+    pub fn actor(&self) -> ActorRef<SupervisorMessage> {
+        self.held.actor.clone()
+    }
+
+    /// Adds entries to streams of the same server.
+    pub fn publisher(&self) -> Publisher {
+        self.held.publisher.clone()
+    }
+
+    /// What happens in the tree from now on. The first to ask hears what has happened since the start.
+    pub fn events(&self) -> Events {
+        let first = self
+            .held
+            .first_events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        first.unwrap_or_else(|| self.held.tree.announcer.listen())
+    }
+
+    /// Ends the tree in order: nothing new is read, what was not started is given back, running handlers
+    /// finish, every verdict is stored. Returns what was done, within `Topology::shutdown_timeout`.
+    ///
+    /// # Errors
+    ///
+    /// [`ShutdownError::FromHandler`] when called by a handler of this tree, and
+    /// [`ShutdownError::Failed`] when the tree has ended by itself.
+    pub async fn shutdown(&self) -> Result<ShutdownReport, ShutdownError> {
+        if is_in_handler_of(&self.held.tree) {
+            return Err(ShutdownError::FromHandler);
+        }
+        // An actor that is gone has ended; the report is there.
+        let _ = self.held.actor.cast(SupervisorMessage(Message::Shutdown));
+        Ok(self.wait().await?)
+    }
+
+    /// Waits for the end of the tree, whoever brings it about.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`] when the tree ended because one of its actors kept failing.
+    pub async fn wait(&self) -> Result<ShutdownReport, Failure> {
+        let mut end = self.held.end.clone();
+        let ended = match end.wait_for(Option::is_some).await {
+            Ok(ended) => ended.clone(),
+            // Its sender goes only after it has told the end.
+            Err(_) => None,
+        };
+        match ended {
+            Some(Ended {
+                failure: Some(failure),
+                ..
+            }) => Err(failure),
+            Some(Ended { report, .. }) => Ok(report),
+            None => Ok(ShutdownReport::default()),
+        }
+    }
+
+    /// Runs until this future is done, for instance `tokio::signal::ctrl_c()`, then shuts down.
+    ///
+    /// # Errors
+    ///
+    /// As [`shutdown`](Self::shutdown); a tree that fails meanwhile is not waited with.
+    pub async fn run_until<F: Future>(
+        &self,
+        until: F,
+    ) -> Result<(F::Output, ShutdownReport), ShutdownError> {
+        let output = tokio::select! {
+            output = until => output,
+            failure = self.failed() => return Err(failure.into()),
+        };
+        Ok((output, self.shutdown().await?))
+    }
+
+    async fn failed(&self) -> Failure {
+        match self.wait().await {
+            Err(failure) => failure,
+            // It was shut down by somebody else; the future decides how long that is waited out.
+            Ok(_) => std::future::pending().await,
+        }
+    }
+}

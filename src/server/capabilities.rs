@@ -1,0 +1,220 @@
+//! What this server can do, asked by trying: version numbers lie, and commands can be renamed away.
+
+use fred::types::Value;
+
+use super::connect::Connection;
+use super::errors::ServerError;
+use super::frame;
+use super::settle::DeleteAcked;
+use crate::message::StreamKey;
+
+/// What the server can do for this user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Capabilities {
+    /// `XAUTOCLAIM`: from 6.2. Nothing here calls it; a server without it is too old for what is called.
+    pub(crate) autoclaim: bool,
+    /// `XREADGROUP … CLAIM`: Redis from 8.4.
+    pub(crate) claim_read: bool,
+    /// `XACKDEL`: Redis from 8.2.
+    pub(crate) ack_delete: bool,
+    /// `XNACK`.
+    pub(crate) negative_ack: bool,
+    /// As in "Redis 7.0.15", for messages only.
+    pub(crate) version: String,
+}
+
+impl Capabilities {
+    /// How entries are deleted that no group needs any more.
+    pub(crate) fn delete_acked(&self) -> DeleteAcked {
+        if self.ack_delete {
+            DeleteAcked::Command
+        } else {
+            DeleteAcked::Script
+        }
+    }
+}
+
+/// A name that no group has.
+const NO_GROUP: &str = "streamvisor: is this command known?";
+
+/// Asks. `stream` is a key that the user may use; nothing is done to it.
+pub(crate) async fn ask(
+    conn: &Connection,
+    stream: &StreamKey,
+) -> Result<Capabilities, ServerError> {
+    let key = stream.0.clone();
+    let key = || Value::Bytes(key.clone());
+    let word = Value::from_static_str;
+    let autoclaim = vec![key(), word(NO_GROUP), word("c"), word("0"), word("0-0")];
+    let claim_read = vec![
+        word("GROUP"),
+        word(NO_GROUP),
+        word("c"),
+        word("CLAIM"),
+        word("0"),
+        word("STREAMS"),
+        key(),
+        word(">"),
+    ];
+    let ack_delete = vec![
+        key(),
+        word(NO_GROUP),
+        word("ACKED"),
+        word("IDS"),
+        word("1"),
+        word("0-1"),
+    ];
+    let negative_ack = vec![
+        key(),
+        word(NO_GROUP),
+        word("SILENT"),
+        word("IDS"),
+        word("1"),
+        word("0-1"),
+    ];
+    Ok(Capabilities {
+        autoclaim: can(conn, "XAUTOCLAIM", autoclaim).await?,
+        claim_read: can(conn, "XREADGROUP", claim_read).await?,
+        ack_delete: can(conn, "XACKDEL", ack_delete).await?,
+        negative_ack: can(conn, "XNACK", negative_ack).await?,
+        version: version(conn).await,
+    })
+}
+
+/// Whether a command is known, permitted, and takes these arguments.
+async fn can(
+    conn: &Connection,
+    command: &'static str,
+    args: Vec<Value>,
+) -> Result<bool, ServerError> {
+    match conn.call(command, args).await {
+        Ok(_) | Err(ServerError::GroupGone(_)) => Ok(true),
+        // "ERR unknown command", "ERR syntax error".
+        Err(ServerError::Refused(_)) => Ok(false),
+        Err(denied) if denied.is_denied() => Ok(false),
+        // The key holds something else, which somebody else will say: the command is known.
+        Err(ServerError::Blocked(_)) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+async fn version(conn: &Connection) -> String {
+    let Ok(info) = info(conn, "server").await else {
+        return "of unknown version".to_owned();
+    };
+    let line = |name: &str| line(&info, name);
+    match (line("valkey_version"), line("redis_version")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, Some(version)) => format!("Redis {version}"),
+        (None, None) => "of unknown version".to_owned(),
+    }
+}
+
+async fn info(conn: &Connection, section: &'static str) -> Result<String, ServerError> {
+    frame::text(
+        conn.call("INFO", vec![Value::from_static_str(section)])
+            .await?,
+    )
+}
+
+fn line<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
+        .find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+}
+
+/// The server's `maxmemory-policy`, if it can be found out: some evict streams.
+pub(crate) async fn eviction_policy(conn: &Connection) -> Option<String> {
+    if let Ok(info) = info(conn, "memory").await
+        && let Some(policy) = line(&info, "maxmemory_policy")
+    {
+        return Some(policy.to_owned());
+    }
+    let args = vec![
+        Value::from_static_str("GET"),
+        Value::from_static_str("maxmemory-policy"),
+    ];
+    let [_name, policy] = frame::tuple(conn.call("CONFIG", args).await.ok()?).ok()?;
+    frame::text(policy).ok()
+}
+
+/// The commands that this user lacks the right to, of those that consuming a stream needs, each as the
+/// server says it. Nothing is changed by asking. `set` is its delay set, `dead` its dead-letter stream.
+pub(crate) async fn denied(
+    conn: &Connection,
+    stream: &StreamKey,
+    set: Option<&StreamKey>,
+    dead: Option<&StreamKey>,
+) -> Result<Vec<String>, ServerError> {
+    let word = Value::from_static_str;
+    let key = |key: &StreamKey| Value::Bytes(key.0.clone());
+    let stream = || key(stream);
+    let read = vec![
+        word("GROUP"),
+        word(NO_GROUP),
+        word("c"),
+        word("STREAMS"),
+        stream(),
+        word(">"),
+    ];
+    // An id that the server refuses, whatever the stream holds.
+    let add = |key: Value| vec![key, word("NOMKSTREAM"), word("0-0"), word("f"), word("v")];
+    let mut needed: Vec<(&'static str, Vec<Value>)> = vec![
+        ("XREADGROUP", read),
+        ("XACK", vec![stream(), word(NO_GROUP), word("0-1")]),
+        ("XPENDING", vec![stream(), word(NO_GROUP)]),
+        (
+            "XCLAIM",
+            vec![stream(), word(NO_GROUP), word("c"), word("0"), word("0-1")],
+        ),
+        ("XRANGE", vec![stream(), word("0-1"), word("0-1")]),
+        ("XINFO", vec![word("GROUPS"), stream()]),
+        (
+            "XGROUP",
+            vec![word("SETID"), stream(), word(NO_GROUP), word("0-0")],
+        ),
+        ("XADD", add(stream())),
+        (
+            "EVALSHA",
+            vec![
+                word("no script has this digest"),
+                Value::Integer(1),
+                stream(),
+            ],
+        ),
+        ("EVAL", vec![word("return 1"), Value::Integer(1), stream()]),
+    ];
+    if let Some(set) = set {
+        // XX: only where it is a member already.
+        needed.push((
+            "ZADD",
+            vec![key(set), word("XX"), word("0"), word(NO_GROUP)],
+        ));
+        needed.push(("ZREM", vec![key(set), word(NO_GROUP)]));
+        needed.push((
+            "ZRANGEBYSCORE",
+            vec![
+                key(set),
+                word("0"),
+                word("0"),
+                word("LIMIT"),
+                word("0"),
+                word("0"),
+            ],
+        ));
+        needed.push(("ZRANGE", vec![key(set), word("0"), word("0")]));
+    }
+    if let Some(dead) = dead {
+        needed.push(("XADD", add(key(dead))));
+    }
+    let mut denied = Vec::new();
+    for (command, args) in needed {
+        match conn.call(command, args).await {
+            Err(ServerError::Blocked(text)) if text.starts_with("NOPERM") => {
+                denied.push(format!("{command}: {text}"));
+            }
+            Err(error) if error.is_passing() && !error.is_memory() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(denied)
+}
