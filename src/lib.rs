@@ -4,12 +4,21 @@
 #![warn(missing_docs)]
 
 mod actors;
+#[cfg(not(feature = "fail_points"))]
+mod fail_point;
+#[cfg(feature = "fail_points")]
+#[doc(hidden)]
+pub mod fail_point;
 mod handle;
 pub mod message;
 pub mod observe;
 mod server;
 mod state;
 pub mod topology;
+
+// What the tests share names this crate as an application does.
+#[cfg(test)]
+extern crate self as streamvisor;
 
 #[cfg(test)]
 #[path = "../tests/support/mod.rs"]

@@ -17,21 +17,29 @@ async fn fresh_entries_are_handled_and_acknowledged() {
     let handled = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&handled);
     let topology = Topology::new(Redis::url(&server.url()).unwrap()).subscribe(
-        Subscription::tail("orders").group("g").handle_fn(move |order: u64, delivery: Context| {
-            let counted = Arc::clone(&counted);
-            async move {
-                assert_eq!(delivery.attempt(), 1);
-                counted.fetch_add(order as usize, Ordering::SeqCst);
-                Ok(Outcome::Ack)
-            }
-        }),
+        Subscription::tail("orders")
+            .group("g")
+            .handle_fn(move |order: u64, delivery: Context| {
+                let counted = Arc::clone(&counted);
+                async move {
+                    assert_eq!(delivery.attempt(), 1);
+                    counted.fetch_add(order as usize, Ordering::SeqCst);
+                    Ok(Outcome::Ack)
+                }
+            }),
     );
     let supervisor = Supervisor::start(topology).await.unwrap();
     for _ in 0..1000 {
         server.xadd("orders", &[("_payload", "2")]);
     }
-    eventually(SOON, "all handled", || handled.load(Ordering::SeqCst) == 2000).await;
-    eventually(SOON, "all acknowledged", || server.xpending_count("orders", "g") == 0).await;
+    eventually(SOON, "all handled", || {
+        handled.load(Ordering::SeqCst) == 2000
+    })
+    .await;
+    eventually(SOON, "all acknowledged", || {
+        server.xpending_count("orders", "g") == 0
+    })
+    .await;
     let report = supervisor.shutdown().await.unwrap();
     assert_eq!(report.given_back, 0);
     assert!(report.left_running.is_empty() && report.unsettled.is_empty());

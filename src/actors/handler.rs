@@ -82,6 +82,7 @@ impl Actor for HandlerActor {
         state: &mut HandlerState,
     ) -> Result<(), ActorProcessingErr> {
         let subscription = Arc::clone(&state.subscription);
+        subscription.at("handler.between");
         match subscription.lanes.take(state.worker) {
             Taken::Closed => {
                 if let Some(runner) = state.runner.take() {
@@ -107,6 +108,7 @@ impl HandlerState {
                 index: self.worker,
                 subscription: self.subscription.name().clone(),
             };
+            self.subscription.at("handler.start");
             self.runner = Some(self.subscription.plan.handling.start(worker).await?);
         }
         let Some(next) = self.subscription.lanes.next(self.worker) else {
@@ -119,6 +121,9 @@ impl HandlerState {
         }
         if !next.fresh && !self.count_start(&next).await {
             return Ok(());
+        }
+        if !next.fresh {
+            self.subscription.at("handler.counted");
         }
         let mut share = Share {
             subscription: &self.subscription,
@@ -202,10 +207,12 @@ impl Supply for Share<'_> {
             .lanes
             .start(self.worker, self.incarnation, may)?;
         self.started += 1;
+        self.subscription.at("handler.started");
         Some(Context::new(next))
     }
 
     fn settle(&mut self, verdict: Verdict) {
+        self.subscription.at("handler.returned");
         // Someone else has given the verdict if this worker was replaced meanwhile.
         if let Some(received) = self
             .subscription
@@ -214,5 +221,6 @@ impl Supply for Share<'_> {
         {
             self.subscription.settle(&received, verdict);
         }
+        self.subscription.at("handler.settled");
     }
 }

@@ -160,7 +160,10 @@ impl KeepAliveState {
             if aging.is_empty() {
                 continue;
             }
-            match self.refresh(group, &aging).await {
+            group.at("keep_alive.before");
+            let refreshed = self.refresh(group, &aging).await;
+            group.at("keep_alive.kept");
+            match refreshed {
                 Ok(()) => self.failing = false,
                 Err(error @ ServerError::Malformed(_)) => return Err(error.into()),
                 Err(error) => {

@@ -6,8 +6,10 @@
 //! like any other. Where that fails — a lost connection, a crash of this actor — the cursor says
 //! from where the next incarnation has to look for what was delivered and never seen.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -36,6 +38,9 @@ const FIRST_COUNT: usize = 16;
 const PACE: Duration = Duration::from_millis(10);
 /// How often a read that is to end is ended again, until its reply is there.
 const UNBLOCK_AGAIN: Duration = Duration::from_millis(20);
+/// How often the runtime gets its turn so that a read that was sent reaches the socket: its client has
+/// a task that writes, and one before that.
+const YIELDS: usize = 2;
 /// The pauses while the server is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -59,6 +64,8 @@ pub(crate) struct ReaderState {
     /// Reads whose reply is still to come, in the order in which they were sent, and what they ask for.
     reads: FuturesOrdered<BoxFuture<'static, Reply>>,
     asked: usize,
+    /// Replies that came while a read was being sent; they go before the others.
+    arrived: VecDeque<Reply>,
     /// Replies in a row that held less than was asked for: two of them, and the stream is at its end.
     short: u32,
     stop: Stop,
@@ -124,6 +131,7 @@ impl Actor for Reader {
             connection: None,
             reads: FuturesOrdered::new(),
             asked: 0,
+            arrived: VecDeque::new(),
             short: 2,
             stop,
             delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
@@ -187,8 +195,9 @@ impl ReaderState {
         if let Some(after) = due {
             return self.recover(&connection, after).await;
         }
+        self.subscription.at("reader.before_read");
         self.send_reads(&connection);
-        if self.reads.is_empty() {
+        if self.reads.is_empty() && self.arrived.is_empty() {
             self.wait_for_room().await;
             return Ok(());
         }
@@ -196,14 +205,34 @@ impl ReaderState {
         let reply = loop {
             tokio::select! {
                 biased;
-                reply = self.reads.next() => break reply,
+                reply = next_reply(&mut self.arrived, &mut self.reads) => break reply,
                 () = self.stop.given(), if !stopping => stopping = true,
                 () = tokio::time::sleep(UNBLOCK_AGAIN), if stopping => connection.unblock().await,
             }
         };
-        match reply {
-            Some((asked, reply)) => self.take(asked, reply?),
-            None => Ok(()),
+        let Some((asked, reply)) = reply else {
+            return Ok(());
+        };
+        self.subscription.at("reader.reply");
+        let read = reply?;
+        if read.entries.len() >= asked && !stopping {
+            self.read_ahead(&connection).await;
+        }
+        self.take(asked, read)
+    }
+
+    /// While entries keep coming, the next read leaves before this reply is handed over: the workers
+    /// may take the processor for a while, and the server would wait for them. What has come is still
+    /// among what was asked for, so there is room for it.
+    async fn read_ahead(&mut self, connection: &Arc<Connection>) {
+        self.short = 0;
+        self.send_reads(connection);
+        // A read is sent when it is polled, and those before it may be ready already.
+        while let Poll::Ready(Some(reply)) = futures_util::poll!(self.reads.next()) {
+            self.arrived.push_back(reply);
+        }
+        for _ in 0..YIELDS {
+            tokio::task::yield_now().await;
         }
     }
 
@@ -211,7 +240,7 @@ impl ReaderState {
     /// one that blocks when the stream is at its end.
     fn send_reads(&mut self, connection: &Arc<Connection>) {
         let settings = &self.subscription.plan.settings;
-        while self.reads.len() < 2 {
+        while self.reads.len() + self.arrived.len() < 2 {
             let at_end = self.short >= 2;
             if at_end && !self.reads.is_empty() {
                 return;
@@ -299,7 +328,9 @@ impl ReaderState {
             .map(|entry| Received::fresh(entry, source))
             .collect();
         self.hand_over(received);
+        self.subscription.at("reader.handed_over");
         self.subscription.cursor().registered(highest);
+        self.subscription.at("reader.registered");
         self.report_gone(gone);
         self.well();
         Ok(())
@@ -319,6 +350,7 @@ impl ReaderState {
             return Ok(());
         }
         let page = read::own_pending(connection, group, consumer, after, STEP).await?;
+        self.subscription.at("reader.pending_listed");
         let last = (page.len() >= STEP)
             .then(|| page.last().map(|pending| pending.id))
             .flatten();
@@ -334,7 +366,9 @@ impl ReaderState {
                 .map(|pending| (pending.id, pending.count))
                 .collect();
             let taken = read::take_own(connection, group, consumer, &wanted).await?;
+            self.subscription.at("reader.pending_taken");
             self.take_recovered(taken);
+            self.subscription.at("reader.recovered");
         }
         if later.is_empty() {
             let block = subscription.plan.settings.block;
@@ -366,12 +400,15 @@ impl ReaderState {
         }
         let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
         let from = subscription.cursor().reclaim_next;
+        self.subscription.at("reclaim.before");
         let found = reclaim::reclaim(&connection, group, consumer, min_idle, from, count).await?;
+        self.subscription.at("reclaim.reply");
         let (next, nothing) = (
             found.next,
             found.entries.is_empty() && found.gone.is_empty(),
         );
         self.take_recovered(found);
+        self.subscription.at("reclaim.handed_over");
         let end_of_pass = next == EntryId::MIN;
         let idle_pass = {
             let mut cursor = subscription.cursor();
@@ -379,6 +416,7 @@ impl ReaderState {
             cursor.reclaim_found |= !nothing;
             end_of_pass && !std::mem::take(&mut cursor.reclaim_found)
         };
+        self.subscription.at("reclaim.moved");
         self.well();
         if idle_pass {
             let block = subscription.plan.settings.block;
@@ -502,7 +540,10 @@ impl ReaderState {
     /// The replies that come after one of unknown outcome are not registered: the recovery returns
     /// their entries.
     async fn discard_reads(&mut self) {
-        while self.reads.next().await.is_some() {}
+        while next_reply(&mut self.arrived, &mut self.reads)
+            .await
+            .is_some()
+        {}
         self.asked = 0;
     }
 
@@ -516,7 +557,7 @@ impl ReaderState {
             let reply = loop {
                 tokio::select! {
                     biased;
-                    reply = self.reads.next() => break reply,
+                    reply = next_reply(&mut self.arrived, &mut self.reads) => break reply,
                     () = tokio::time::sleep(UNBLOCK_AGAIN) => connection.unblock().await,
                 }
             };
@@ -567,6 +608,16 @@ async fn remake_group(tree: &Tree, subscription: &SubscriptionState) -> Result<(
         last_delivered,
     });
     Ok(())
+}
+
+async fn next_reply(
+    arrived: &mut VecDeque<Reply>,
+    reads: &mut FuturesOrdered<BoxFuture<'static, Reply>>,
+) -> Option<Reply> {
+    match arrived.pop_front() {
+        Some(reply) => Some(reply),
+        None => reads.next().await,
+    }
 }
 
 /// How many entries may be asked for, with this in hand and this many asked for already.

@@ -137,6 +137,9 @@ impl Actor for Settler {
             return Ok(());
         }
         state.send();
+        if !state.under_way.is_empty() {
+            state.group.at("settler.sent");
+        }
         let wake = state.wakes_at();
         let group = Arc::clone(&state.group);
         tokio::select! {
@@ -159,6 +162,7 @@ impl SettlerState {
         if self.lines[ACKS].is_free(now) {
             let ids = self.group.queue.take_acks();
             if !ids.is_empty() {
+                self.group.at("settler.acks");
                 self.lines[ACKS].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
@@ -169,6 +173,7 @@ impl SettlerState {
         if self.lines[COPIES].is_free(now) {
             let jobs = self.group.queue.take_copies();
             if !jobs.is_empty() {
+                self.group.at("settler.copies");
                 self.lines[COPIES].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
@@ -180,6 +185,7 @@ impl SettlerState {
         if self.lines[DUE].is_free(now) {
             let jobs = self.group.queue.take_due(now);
             if !jobs.is_empty() {
+                self.group.at("settler.due");
                 self.lines[DUE].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
@@ -192,6 +198,7 @@ impl SettlerState {
         if self.lines[STARTS].is_free(now) {
             let jobs = self.group.queue.take_starts();
             if !jobs.is_empty() {
+                self.group.at("settler.starts");
                 self.lines[STARTS].busy = true;
                 self.under_way.push(Box::pin(async move {
                     let starts: Vec<_> = jobs
@@ -228,6 +235,7 @@ impl SettlerState {
     }
 
     fn take(&mut self, answer: Answer) -> Result<(), ServerError> {
+        self.group.at("settler.answered");
         match answer {
             Answer::Acks(result) => {
                 self.lines[ACKS].busy = false;
@@ -243,6 +251,12 @@ impl SettlerState {
                 self.lines[COPIES].busy = false;
                 match result {
                     Ok(outcomes) => self.copies(jobs, outcomes),
+                    // A key that this user may not touch is refused before the script runs. The stream
+                    // itself works, as far as is known: only these entries have nowhere to go.
+                    Err(error) if error.is_denied() && !is_to_stream(&jobs) => {
+                        let outcomes = vec![Settled::Refused(error); jobs.len()];
+                        self.copies(jobs, outcomes);
+                    }
                     Err(error) => self.trouble(COPIES, &error)?,
                 }
             }
@@ -275,6 +289,7 @@ impl SettlerState {
                 }
             }
         }
+        self.group.at("settler.confirmed");
         Ok(())
     }
 
@@ -436,6 +451,10 @@ impl SettlerState {
             }
         }
     }
+}
+
+fn is_to_stream(jobs: &[CopyJob]) -> bool {
+    jobs.iter().any(|job| job.to == Destination::Stream)
 }
 
 enum After {

@@ -489,8 +489,19 @@ impl SupervisorState {
         for subscription in subscriptions {
             subscription.failed.send_replace(true);
             let waiting = subscription.lanes.close();
+            subscription.group.queue.cancel_starts();
+            let place = |it: &Arc<SubscriptionState>| Arc::ptr_eq(it, &subscription);
+            let at = self.tree.subscriptions.iter().position(place);
+            let reader = at.and_then(|at| self.cells.get(&Key::Reader(at)).cloned());
             let tree = Arc::clone(&self.tree);
-            tokio::spawn(async move { give_back(&tree, &subscription, &waiting).await });
+            tokio::spawn(async move {
+                give_back(&tree, &subscription, &waiting).await;
+                // Its last reply may still be on its way.
+                if let Some(reader) = reader {
+                    let _ = reader.wait(None).await;
+                }
+                give_back(&tree, &subscription, &subscription.lanes.withdraw()).await;
+            });
         }
     }
 

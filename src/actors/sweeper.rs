@@ -63,7 +63,9 @@ impl Actor for Sweeper {
             myself.stop(None);
             return Ok(());
         }
+        state.delay_set.at("sweeper.before");
         let pause = state.sweep().await?;
+        state.delay_set.at("sweeper.swept");
         let added = state.delay_set.added.notified();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

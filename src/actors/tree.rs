@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 use super::verdict::{self, Step};
+use crate::fail_point::fail_point;
 use crate::message::{EntryId, Received, Source, StreamKey};
 use crate::observe::{Announcer, Child, Event};
 use crate::server::capabilities::Capabilities;
@@ -122,6 +123,13 @@ impl Tree {
     }
 }
 
+impl DelaySet {
+    /// A place where this crate's tests have its sweeper fail.
+    pub(crate) fn at(&self, point: &'static str) {
+        fail_point(point, self.set.as_bytes());
+    }
+}
+
 /// `CLIENT SETNAME` takes no blanks and no line breaks.
 pub(crate) fn connection_name(instance: &str, what: &str) -> String {
     let name = format!("streamvisor-{instance}-{what}");
@@ -146,6 +154,10 @@ impl SubscriptionState {
         let id = received.id();
         match verdict::step(received, verdict, &self.plan.settings) {
             Step::Acknowledge => group.queue.acknowledge([id]),
+            // Its owner gives a verdict of its own.
+            Step::Copy(_) | Step::Park(..) if received.is_lost() => {
+                group.in_flight.release([id]);
+            }
             Step::Copy(job) => group.queue.copy(job),
             Step::Park(delay, job) => {
                 if !group.in_flight.park(id, self.plan.settings.max_parked) {
@@ -173,6 +185,11 @@ impl SubscriptionState {
                 }
             }
         }
+    }
+
+    /// A place where this crate's tests have one of its actors fail.
+    pub(crate) fn at(&self, point: &'static str) {
+        fail_point(point, self.name().as_bytes());
     }
 
     pub(crate) fn reader(&self) -> Child {
@@ -208,6 +225,11 @@ impl GroupState {
             .collect()
     }
 
+    /// A place where this crate's tests have one of its actors fail.
+    pub(crate) fn at(&self, point: &'static str) {
+        fail_point(point, self.stream.as_bytes());
+    }
+
     pub(crate) fn settler(&self) -> Child {
         Child::Settler {
             stream: self.stream.clone(),
@@ -219,10 +241,10 @@ impl GroupState {
     /// not start it.
     pub(crate) fn lose(&self, ids: &[EntryId]) {
         for &id in ids {
-            let Some(received) = self.in_flight.lose(id) else {
+            let Some(index) = self.in_flight.lose(id) else {
                 continue;
             };
-            if let Some(subscription) = self.subscription(received.source.index) {
+            if let Some(subscription) = self.subscription(index) {
                 let name = subscription.name().clone();
                 subscription.announcer.announce(Event::OwnershipLost {
                     subscription: name,

@@ -25,7 +25,7 @@ pub(crate) fn step(received: &Received, verdict: Verdict, settings: &Settings) -
         Verdict::Said(Outcome::Ack | Outcome::Reject) => Step::Acknowledge,
         Verdict::Said(Outcome::LeavePending) => Step::Leave(None),
         Verdict::Said(Outcome::DeadLetter(reason)) => {
-            dead_letter(received, &reason, None, settings)
+            dead_letter(received, received.attempt(), &reason, None, settings)
         }
         Verdict::Said(Outcome::Retry) => again(received, Duration::ZERO, None, settings),
         Verdict::Said(Outcome::RetryAfter(delay)) => again(received, delay, None, settings),
@@ -34,11 +34,25 @@ pub(crate) fn step(received: &Received, verdict: Verdict, settings: &Settings) -
             OnCrash::Retry => again(received, delay(retry, received), Some(&error), settings),
             OnCrash::LeavePending => Step::Leave(None),
             OnCrash::DeadLetter => {
-                dead_letter(received, "its handler crashed", Some(&error), settings)
+                let attempts = received.attempt();
+                dead_letter(
+                    received,
+                    attempts,
+                    "its handler crashed",
+                    Some(&error),
+                    settings,
+                )
             }
         },
         Verdict::Undecodable(error) => {
-            dead_letter(received, "cannot be decoded", Some(&error), settings)
+            let attempts = received.attempt();
+            dead_letter(
+                received,
+                attempts,
+                "cannot be decoded",
+                Some(&error),
+                settings,
+            )
         }
         Verdict::Spent => end(
             received,
@@ -102,13 +116,14 @@ fn end(received: &Received, attempts: u64, error: Option<&str>, settings: &Setti
         Some(End::Reject) => Step::Acknowledge,
         Some(End::DeadLetter) | None => {
             let reason = format!("all {attempts} attempts are spent");
-            dead_letter(received, &reason, error, settings)
+            dead_letter(received, attempts, &reason, error, settings)
         }
     }
 }
 
 fn dead_letter(
     received: &Received,
+    attempts: u64,
     reason: &str,
     error: Option<&str>,
     settings: &Settings,
@@ -119,7 +134,7 @@ fn dead_letter(
             Destination::DeadLetter {
                 stream: stream.clone(),
             },
-            message::dead_letter(received, reason, error),
+            message::dead_letter(received, attempts, reason, error),
             Duration::ZERO,
         ),
         None => Step::Leave(Some(match error {

@@ -51,8 +51,13 @@ pub(crate) fn retry(received: &Received, error: Option<&str>) -> Vec<Bytes> {
     fields
 }
 
-/// The fields of the entry that goes to the dead-letter stream.
-pub(crate) fn dead_letter(received: &Received, reason: &str, error: Option<&str>) -> Vec<Bytes> {
+/// The fields of the entry that goes to the dead-letter stream after so many attempts.
+pub(crate) fn dead_letter(
+    received: &Received,
+    attempts: u64,
+    reason: &str,
+    error: Option<&str>,
+) -> Vec<Bytes> {
     let stale = |name: &[u8]| {
         // A dead letter that is consumed again and dies again tells of its latest death.
         [wire::RETRY_COUNT, wire::RETRY_GROUP]
@@ -84,7 +89,7 @@ pub(crate) fn dead_letter(received: &Received, reason: &str, error: Option<&str>
         Bytes::copy_from_slice(received.source.group.as_bytes()),
     );
     add(dead::ENTRY_ID, received.id().to_string().into());
-    add(dead::ATTEMPTS, received.attempt().to_string().into());
+    add(dead::ATTEMPTS, attempts.to_string().into());
     add(dead::AT_MS, now.as_millis().to_string().into());
     fields
 }
@@ -155,7 +160,7 @@ mod tests {
             (b"h:retry-group", b"g"),
             (b"_payload", b"x"),
         ]);
-        let fields = dead_letter(&original, "spent", Some("boom"));
+        let fields = dead_letter(&original, original.attempt(), "spent", Some("boom"));
         let shown = joined(&fields);
         assert!(
             shown.starts_with(

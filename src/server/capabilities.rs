@@ -2,16 +2,17 @@
 
 use fred::types::Value;
 
-use super::connect::Connection;
+use super::connect::{Connection, Script};
 use super::errors::ServerError;
-use super::frame;
+use super::frame::{self, Frame};
 use super::settle::DeleteAcked;
 use crate::message::StreamKey;
 
 /// What the server can do for this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Capabilities {
-    /// `XAUTOCLAIM`: from 6.2. Nothing here calls it; a server without it is too old for what is called.
+    /// `XAUTOCLAIM`: from 6.2. Nothing here calls it; a server without it is too old for what is
+    /// called.
     pub(crate) autoclaim: bool,
     /// `XREADGROUP … CLAIM`: Redis from 8.4.
     pub(crate) claim_read: bool,
@@ -73,21 +74,42 @@ pub(crate) async fn ask(
         word("0-1"),
     ];
     Ok(Capabilities {
-        autoclaim: can(conn, "XAUTOCLAIM", autoclaim).await?,
-        claim_read: can(conn, "XREADGROUP", claim_read).await?,
-        ack_delete: can(conn, "XACKDEL", ack_delete).await?,
-        negative_ack: can(conn, "XNACK", negative_ack).await?,
+        autoclaim: can(conn, stream, "XAUTOCLAIM", autoclaim).await?,
+        claim_read: can(conn, stream, "XREADGROUP", claim_read).await?,
+        ack_delete: can(conn, stream, "XACKDEL", ack_delete).await?,
+        negative_ack: can(conn, stream, "XNACK", negative_ack).await?,
         version: version(conn).await,
     })
+}
+
+/// Tries a command. Where the stream's key is no text it is tried by a script: errors repeat the key, and
+/// the client takes an error that is no text for a broken connection.
+async fn attempt(
+    conn: &Connection,
+    stream: &StreamKey,
+    command: &'static str,
+    args: Vec<Value>,
+) -> Result<Frame, ServerError> {
+    static ATTEMPT: Script = Script::new(concat!(
+        include_str!("scripts/errors.lua"),
+        include_str!("scripts/attempt.lua"),
+    ));
+    if std::str::from_utf8(stream.as_bytes()).is_ok() {
+        return conn.call(command, args).await;
+    }
+    let words = std::iter::once(Value::from_static_str(command)).chain(args);
+    let key = Value::Bytes(stream.0.clone());
+    conn.script(&ATTEMPT, vec![key], words.collect()).await
 }
 
 /// Whether a command is known, permitted, and takes these arguments.
 async fn can(
     conn: &Connection,
+    stream: &StreamKey,
     command: &'static str,
     args: Vec<Value>,
 ) -> Result<bool, ServerError> {
-    match conn.call(command, args).await {
+    match attempt(conn, stream, command, args).await {
         Ok(_) | Err(ServerError::GroupGone(_)) => Ok(true),
         // "ERR unknown command", "ERR syntax error".
         Err(ServerError::Refused(_)) => Ok(false),
@@ -137,8 +159,9 @@ pub(crate) async fn eviction_policy(conn: &Connection) -> Option<String> {
     frame::text(policy).ok()
 }
 
-/// The commands that this user lacks the right to, of those that consuming a stream needs, each as the
-/// server says it. Nothing is changed by asking. `set` is its delay set, `dead` its dead-letter stream.
+/// The commands that this user lacks the right to, of those that consuming a stream needs, each as
+/// the server says it. Nothing is changed by asking. `set` is its delay set, `dead` its dead-letter
+/// stream.
 pub(crate) async fn denied(
     conn: &Connection,
     stream: &StreamKey,
@@ -147,7 +170,8 @@ pub(crate) async fn denied(
 ) -> Result<Vec<String>, ServerError> {
     let word = Value::from_static_str;
     let key = |key: &StreamKey| Value::Bytes(key.0.clone());
-    let stream = || key(stream);
+    let tried = stream;
+    let stream = || key(tried);
     let read = vec![
         word("GROUP"),
         word(NO_GROUP),
@@ -208,7 +232,7 @@ pub(crate) async fn denied(
     }
     let mut denied = Vec::new();
     for (command, args) in needed {
-        match conn.call(command, args).await {
+        match attempt(conn, tried, command, args).await {
             Err(ServerError::Blocked(text)) if text.starts_with("NOPERM") => {
                 denied.push(format!("{command}: {text}"));
             }

@@ -1,9 +1,9 @@
 //! Connections: one per role, each made anew when its client has come to an end.
 //!
 //! The client library reconnects by itself, and its commands wait for that within their time. Three
-//! things it does not do, and they are done here: its task may end while calls to it would wait for ever
-//! (after an ASK redirection, for one); a link on which nothing comes back stays in use; and nothing
-//! closes a connection that is merely dropped.
+//! things it does not do, and they are done here: its task may end while calls to it would wait for
+//! ever (after an ASK redirection, for one); a link on which nothing comes back stays in use; and
+//! nothing closes a connection that is merely dropped.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +37,10 @@ const UNBLOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE_MS: u32 = 50;
 const LONGEST_PAUSE_MS: u32 = 2000;
 const PAUSE_JITTER_MS: u32 = 50;
+/// How often a command is handed to the client that the client could not send.
+const ROUTING_ATTEMPTS: u32 = 3;
+/// What the client says then.
+const NOT_SENT: &str = "Failed to route command.";
 
 /// What a connection is for. Roles never share one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,16 +158,11 @@ impl Connection {
         command: &'static str,
         args: Vec<Value>,
     ) -> Result<Frame, ServerError> {
-        let (client, generation) = self.client()?;
-        let command = CustomCommand::new_static(command, key_of(command, args.len()), false);
-        match client.custom_raw(command, args).await {
-            Ok(reply) => frame::checked(reply),
-            Err(error) => Err(self.failed(error, &client, generation)),
-        }
+        self.send(command, args, None).await
     }
 
-    /// Sends a command that blocks. When nothing came back within `within`, the link counts as dead: it is
-    /// closed, so that the server stops handing entries to it, and a new one is made.
+    /// Sends a command that blocks. When nothing came back within `within`, the link counts as
+    /// dead: it is closed, so that the server stops handing entries to it, and a new one is made.
     ///
     /// The future must be awaited to its end: dropping it takes nothing back.
     pub(crate) async fn call_blocking(
@@ -172,20 +171,44 @@ impl Connection {
         args: Vec<Value>,
         within: Duration,
     ) -> Result<Frame, ServerError> {
-        let (client, generation) = self.client()?;
-        let command = CustomCommand::new_static(command, key_of(command, args.len()), true);
-        let options = Options {
-            timeout: Some(within),
-            max_attempts: Some(self.role.attempts()),
-            ..Options::default()
-        };
-        match client
-            .with_options(&options)
-            .custom_raw(command, args)
-            .await
-        {
-            Ok(reply) => frame::checked(reply),
-            Err(error) => Err(self.failed(error, &client, generation)),
+        self.send(command, args, Some(within)).await
+    }
+
+    async fn send(
+        &self,
+        command: &'static str,
+        mut args: Vec<Value>,
+        blocking: Option<Duration>,
+    ) -> Result<Frame, ServerError> {
+        let mut attempts = ROUTING_ATTEMPTS;
+        loop {
+            attempts -= 1;
+            let (client, generation) = self.client()?;
+            let custom =
+                CustomCommand::new_static(command, key_of(command, args.len()), blocking.is_some());
+            // Written once, it may fail without having been written at all: see below.
+            let again = if attempts > 0 && self.role.attempts() == 1 {
+                args.clone()
+            } else {
+                Vec::new()
+            };
+            let reply = match blocking {
+                None => client.custom_raw(custom, args).await,
+                Some(within) => {
+                    let options = Options {
+                        timeout: Some(within),
+                        ..Options::default()
+                    };
+                    client.with_options(&options).custom_raw(custom, args).await
+                }
+            };
+            match reply {
+                Ok(reply) => return frame::checked(reply),
+                // The connection broke before this command came and the client noticed only now. It
+                // was not sent; the next one waits for the new connection.
+                Err(error) if error.details() == NOT_SENT && !again.is_empty() => args = again,
+                Err(error) => return Err(self.failed(error, &client, generation)),
+            }
         }
     }
 
@@ -221,7 +244,8 @@ impl Connection {
         let _ = timeout(UNBLOCK_TIMEOUT, client.unblock_self(flag)).await;
     }
 
-    /// Closes the link and makes a new one; what is under way on it fails with [`ServerError::Away`].
+    /// Closes the link and makes a new one; what is under way on it fails with
+    /// [`ServerError::Away`].
     pub(crate) async fn reconnect(&self) {
         if !self.is_closed() {
             let mut live = self.live();
@@ -229,13 +253,14 @@ impl Connection {
         }
     }
 
-    /// The ids by which the server knows this connection, for [`kill`](Connection::kill). None where it
-    /// is not connected, or may not ask for them.
+    /// The ids by which the server knows this connection, for [`kill`](Connection::kill). None
+    /// where it is not connected, or may not ask for them.
     pub(crate) fn server_ids(&self) -> Vec<i64> {
         self.live().client.connection_ids().into_values().collect()
     }
 
-    /// Closes connections on the server, so that replies to them are not sent any more. Best effort.
+    /// Closes connections on the server, so that replies to them are not sent any more. Best
+    /// effort.
     pub(crate) async fn kill(&self, server_ids: &[i64]) {
         for &id in server_ids {
             let args = vec![
@@ -381,7 +406,8 @@ impl Live {
         }
     }
 
-    /// Starts a client. With `once` it tries to connect once and ends if that fails; without, it tries for ever.
+    /// Starts a client. With `once` it tries to connect once and ends if that fails; without, it
+    /// tries for ever.
     fn start(
         redis: &Redis,
         role: Role,
@@ -405,7 +431,8 @@ impl Live {
                     nodelay: Some(true),
                     ..TcpConfig::default()
                 };
-                // Besides CLUSTERDOWN. These say that the primary is somewhere else now; LOADING does not.
+                // Besides CLUSTERDOWN. These say that the primary is somewhere else now; LOADING
+                // does not.
                 connection.reconnect_errors =
                     vec![ReconnectError::ReadOnly, ReconnectError::MasterDown];
             })
@@ -482,7 +509,8 @@ async fn name_connections(
     }
 }
 
-/// Where the key stands among the arguments of a command: a cluster's client sends it to the key's node.
+/// Where the key stands among the arguments of a command: a cluster's client sends it to the key's
+/// node.
 fn key_of(command: &str, args: usize) -> ClusterHash {
     match command {
         "EVALSHA" | "EVAL" => ClusterHash::Offset(2),

@@ -23,8 +23,8 @@ pub(crate) struct Swept {
     pub(crate) unreadable: u64,
     /// How long ago the oldest of them was due.
     pub(crate) oldest_late: Duration,
-    /// Until the next one is due, by the server's clock; zero if one is due already, `None` if the set is
-    /// empty.
+    /// Until the next one is due, by the server's clock; zero if one is due already, `None` if the
+    /// set is empty.
     pub(crate) next_due: Option<Duration>,
     /// Why it stopped early, with the rest still in the set.
     pub(crate) refused: Option<ServerError>,
@@ -35,7 +35,8 @@ pub(crate) fn unreadable(set: &StreamKey) -> StreamKey {
     StreamKey::from([set.as_bytes(), b":unreadable"].concat())
 }
 
-/// Moves up to `limit` (and at most [`MOST_MOVED`]) entries that are due from a delay set to its stream.
+/// Moves up to `limit` (and at most [`MOST_MOVED`]) entries that are due from a delay set to its
+/// stream.
 pub(crate) async fn sweep(
     conn: &Connection,
     set: &StreamKey,

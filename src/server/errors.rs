@@ -6,14 +6,15 @@ use fred::error::ErrorKind;
 
 /// Why something asked of the server was not done, sorted by what can be done about it.
 ///
-/// After [`Away`](ServerError::Away) and [`NotPrimary`](ServerError::NotPrimary) nobody knows whether the
-/// server did what it was asked; after all others it did not.
+/// After [`Away`](ServerError::Away) and [`NotPrimary`](ServerError::NotPrimary) nobody knows
+/// whether the server did what it was asked; after all others it did not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ServerError {
     /// It cannot be reached or cannot do it now: wait, keep everything.
     #[error("{0}")]
     Away(String),
-    /// It is not the primary any more. The connection looks for the primary by itself; else as `Away`.
+    /// It is not the primary any more. The connection looks for the primary by itself; else as
+    /// `Away`.
     #[error("{0}")]
     NotPrimary(String),
     /// The consumer group, or its stream, does not exist.
@@ -33,7 +34,14 @@ pub(crate) enum ServerError {
 impl ServerError {
     /// Sorts an error reply by its text.
     pub(crate) fn from_reply(text: &str) -> Self {
-        let text = without_place(text);
+        let mut text = without_place(text);
+        // What 6.2, 7.0 and later ones say when a script calls what its user may not.
+        let said = text.strip_prefix("ERR ").unwrap_or(&text);
+        if said.starts_with("The user executing the script can't")
+            || said.starts_with("ACL failure in script")
+        {
+            text = Cow::Owned(format!("NOPERM {said}"));
+        }
         let kind = match text.split(' ').next().unwrap_or_default() {
             "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "OOM" | "MISCONF"
             | "NOREPLICAS" | "MOVED" | "ASK" => ServerError::Away,
@@ -62,7 +70,8 @@ impl ServerError {
         matches!(self, ServerError::Blocked(text) if text.starts_with("NOPERM"))
     }
 
-    /// Whether this is the end of a blocked read that somebody else ended: there is nothing to read.
+    /// Whether this is the end of a blocked read that somebody else ended: there is nothing to
+    /// read.
     pub(crate) fn is_unblocked(&self) -> bool {
         matches!(self, ServerError::Refused(text) if text.starts_with("UNBLOCKED"))
     }
@@ -123,7 +132,8 @@ fn without_place(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The words in the debug text of an I/O error: `Os { code: 111, …, message: "Connection refused" }`.
+/// The words in the debug text of an I/O error: `Os { code: 111, …, message: "Connection refused"
+/// }`.
 fn io_text(details: &str) -> Cow<'_, str> {
     let quoted = ["message: \"", "error: \""].iter().find_map(|start| {
         let (_, rest) = details.split_once(start)?;
@@ -201,6 +211,17 @@ mod tests {
                 ServerError::from_reply(text),
                 ServerError::Away("OOM command not allowed".to_owned())
             );
+        }
+    }
+
+    #[test]
+    fn a_right_missing_inside_a_script_is_a_right_missing() {
+        for text in [
+            "@user_script: 14: The user executing the script can't run this command or subcommand",
+            "ERR The user executing the script can't run this command or subcommand",
+            "ERR ACL failure in script: User limited has no permissions to run the 'xack' command",
+        ] {
+            assert!(ServerError::from_reply(text).is_denied());
         }
     }
 

@@ -1,5 +1,5 @@
-//! Reading replies: RESP frames taken apart by value, so that payloads stay slices of the buffer they
-//! arrived in. Nothing here trusts the form of a reply.
+//! Reading replies: RESP frames taken apart by value, so that payloads stay slices of the buffer
+//! they arrived in. Nothing here trusts the form of a reply.
 
 use std::time::Duration;
 

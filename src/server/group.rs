@@ -157,9 +157,9 @@ pub(crate) struct Remade {
     pub(crate) action: Remaking,
 }
 
-/// Makes the group again, or follows it where it exists; see "The group disappears" in ARCHITECTURE.md.
-/// `in_hand` is what this process works on (id, owning consumer, delivery count): in a new group it is made
-/// pending again, where the entry exists.
+/// Makes the group again, or follows it where it exists; see "The group disappears" in
+/// ARCHITECTURE.md. `in_hand` is what this process works on (id, owning consumer, delivery count):
+/// in a new group it is made pending again, where the entry exists.
 pub(crate) async fn remake(
     conn: &Connection,
     group: &Group,
@@ -250,8 +250,8 @@ pub(crate) async fn remove_consumer(
     Ok(removed > 0)
 }
 
-/// Removes the consumers that have been idle for `ttl` and have nothing pending, but for those in `keep`.
-/// Returns how many.
+/// Removes the consumers that have been idle for `ttl` and have nothing pending, but for those in
+/// `keep`. Returns how many.
 pub(crate) async fn tidy_consumers(
     conn: &Connection,
     group: &Group,

@@ -6,7 +6,7 @@ use super::connect::{Connection, Script};
 use super::errors::ServerError;
 use super::frame;
 use super::group::Group;
-use super::{Ids, encode_text};
+use super::{Consumers, Ids};
 use crate::message::EntryId;
 
 /// How many entries one call of a script looks at: about a millisecond of the server's time.
@@ -36,11 +36,11 @@ pub(crate) async fn keep_alive(
     ));
     let mut all = NotKept::default();
     for chunk in items.chunks(CHUNK) {
-        let mut ids = Ids::with_capacity(chunk.len());
+        let (mut ids, mut consumers) = (Ids::with_capacity(chunk.len()), Consumers::default());
         let mut args = Vec::with_capacity(1 + 2 * chunk.len());
         args.push(group.arg());
         for (id, consumer) in chunk {
-            args.extend([ids.encode(*id), encode_text(consumer)]);
+            args.extend([ids.encode(*id), consumers.encode(consumer)]);
         }
         let reply = conn.script(&KEEP_ALIVE, vec![group.key()], args).await?;
         let [anothers, gone, settled] = frame::tuple(reply)?;

@@ -35,7 +35,8 @@ pub(crate) fn key(group: &Group, consumer: &str) -> StreamKey {
     )
 }
 
-/// What of a key a cluster hashes: what stands in its first braces, if that is anything, else all of it.
+/// What of a key a cluster hashes: what stands in its first braces, if that is anything, else all
+/// of it.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;

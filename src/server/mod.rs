@@ -1,4 +1,5 @@
-//! The only code that speaks to Redis and Valkey. What it says, and why, is written in ARCHITECTURE.md.
+//! The only code that speaks to Redis and Valkey. What it says, and why, is written in
+//! ARCHITECTURE.md.
 
 mod append;
 pub(crate) mod capabilities;
@@ -22,6 +23,8 @@ pub(crate) use append::Appending;
 pub(crate) use connect::{Connection, Role};
 pub(crate) use errors::ServerError;
 pub(crate) use group::Group;
+
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use fred::types::Value;
@@ -79,6 +82,25 @@ pub(crate) fn encode_milliseconds(duration: std::time::Duration) -> Value {
     Value::Integer(i64::try_from(whole).unwrap_or(i64::MAX).min(1 << 52))
 }
 
+/// Names of consumers as arguments. Neighbours mostly share one: only a change copies it.
+#[derive(Default)]
+pub(crate) struct Consumers {
+    last: Option<(Arc<str>, Bytes)>,
+}
+
+impl Consumers {
+    pub(crate) fn encode(&mut self, consumer: &Arc<str>) -> Value {
+        match &self.last {
+            Some((last, encoded)) if Arc::ptr_eq(last, consumer) => Value::Bytes(encoded.clone()),
+            _ => {
+                let encoded = Bytes::copy_from_slice(consumer.as_bytes());
+                self.last = Some((consumer.clone(), encoded.clone()));
+                Value::Bytes(encoded)
+            }
+        }
+    }
+}
+
 /// Text as an argument; a copy of it.
 pub(crate) fn encode_text(text: &str) -> Value {
     Value::Bytes(Bytes::copy_from_slice(text.as_bytes()))
@@ -87,6 +109,15 @@ pub(crate) fn encode_text(text: &str) -> Value {
 #[cfg(test)]
 mod encoding {
     use super::*;
+
+    #[test]
+    fn each_consumer_is_written_by_its_own_name() {
+        let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+        let mut consumers = Consumers::default();
+        let written = [&a, &a, &b, &a, &"a".into()].map(|consumer| consumers.encode(consumer));
+        let expected = ["a", "a", "b", "a", "a"].map(|name| Value::Bytes(Bytes::from(name)));
+        assert_eq!(written, expected);
+    }
 
     #[test]
     fn ids_are_written_as_the_server_writes_them() {

@@ -8,8 +8,8 @@ use super::errors::ServerError;
 use super::frame;
 use crate::message::{EntryId, StreamKey};
 
-/// Adds an entry and returns its id. After an error that [passes](ServerError::is_passing) it may have been
-/// added, unless memory was full.
+/// Adds an entry and returns its id. After an error that [passes](ServerError::is_passing) it may
+/// have been added, unless memory was full.
 pub(crate) async fn add(
     conn: &Connection,
     stream: &StreamKey,

@@ -47,61 +47,57 @@ pub(crate) struct Pending {
 ///
 /// Never drop the future: entries would be delivered to nobody. After an error that
 /// [passes](ServerError::is_passing) they may have been.
-pub(crate) fn read_fresh(
+pub(crate) async fn read_fresh(
     conn: Arc<Connection>,
     group: Arc<Group>,
     consumer: Arc<str>,
     count: usize,
     block: Option<Duration>,
-) -> impl Future<Output = Result<Read, ServerError>> + Send + 'static {
-    async move {
-        let args = read_args(&group, &consumer, count, block, None);
-        let mut read = Read::default();
-        for entry in entries(fetch(&conn, &group, args, block).await?)? {
-            match frame::listed(entry)?.0 {
-                Listed::Entry(entry) => read.entries.push(entry),
-                Listed::Gone(id) => read.gone.push(id),
-                Listed::Nil => {}
-            }
+) -> Result<Read, ServerError> {
+    let args = read_args(&group, &consumer, count, block, None);
+    let mut read = Read::default();
+    for entry in entries(fetch(&conn, &group, args, block).await?)? {
+        match frame::listed(entry)?.0 {
+            Listed::Entry(entry) => read.entries.push(entry),
+            Listed::Gone(id) => read.gone.push(id),
+            Listed::Nil => {}
         }
-        Ok(read)
     }
+    Ok(read)
 }
 
-/// Reads entries that have been pending for at least `least_idle`, the longest first, and then fresh ones,
-/// as [`read_fresh`]; waits for either. For servers that can (see `Capabilities`).
+/// Reads entries that have been pending for at least `least_idle`, the longest first, and then
+/// fresh ones, as [`read_fresh`]; waits for either. For servers that can (see `Capabilities`).
 ///
-/// Counts and idle times are those before this read, which counted a delivery for each. Deleted entries
-/// are not reported, and stay pending.
-pub(crate) fn read_claiming(
+/// Counts and idle times are those before this read, which counted a delivery for each. Deleted
+/// entries are not reported, and stay pending.
+pub(crate) async fn read_claiming(
     conn: Arc<Connection>,
     group: Arc<Group>,
     consumer: Arc<str>,
     count: usize,
     block: Option<Duration>,
     least_idle: Duration,
-) -> impl Future<Output = Result<Recovered, ServerError>> + Send + 'static {
-    async move {
-        let args = read_args(&group, &consumer, count, block, Some(least_idle));
-        let mut read = Recovered {
-            entries: Vec::new(),
-            gone: Vec::new(),
-            next: EntryId::MIN,
-        };
-        for entry in entries(fetch(&conn, &group, args, block).await?)? {
-            let (entry, mut rest) = frame::listed(entry)?;
-            let idle = rest
-                .next()
-                .map_or(Ok(Duration::ZERO), frame::milliseconds)?;
-            let count = rest.next().map_or(Ok(0), frame::count)?;
-            match entry {
-                Listed::Entry(entry) => read.entries.push((entry, count, idle)),
-                Listed::Gone(id) => read.gone.push(id),
-                Listed::Nil => {}
-            }
+) -> Result<Recovered, ServerError> {
+    let args = read_args(&group, &consumer, count, block, Some(least_idle));
+    let mut read = Recovered {
+        entries: Vec::new(),
+        gone: Vec::new(),
+        next: EntryId::MIN,
+    };
+    for entry in entries(fetch(&conn, &group, args, block).await?)? {
+        let (entry, mut rest) = frame::listed(entry)?;
+        let idle = rest
+            .next()
+            .map_or(Ok(Duration::ZERO), frame::milliseconds)?;
+        let count = rest.next().map_or(Ok(0), frame::count)?;
+        match entry {
+            Listed::Entry(entry) => read.entries.push((entry, count, idle)),
+            Listed::Gone(id) => read.gone.push(id),
+            Listed::Nil => {}
         }
-        Ok(read)
     }
+    Ok(read)
 }
 
 fn read_args(
@@ -155,8 +151,8 @@ async fn fetch(
     };
     match reply {
         Err(error) if error.is_unblocked() => Ok(Frame::Null),
-        // The server repeats the key and the group in its NOGROUP. The client takes errors for text, and
-        // a reply that is none for a broken connection: it may be only that.
+        // The server repeats the key and the group in its NOGROUP. The client takes errors for
+        // text, and a reply that is none for a broken connection: it may be only that.
         Err(error @ ServerError::Away(_))
             if std::str::from_utf8(group.stream.as_bytes()).is_err() =>
         {
@@ -215,8 +211,8 @@ fn pending(reply: Frame) -> Result<Pending, ServerError> {
     })
 }
 
-/// Takes up again what the consumer already has pending: those of `wanted` that it still owns, with the
-/// counts given there.
+/// Takes up again what the consumer already has pending: those of `wanted` that it still owns, with
+/// the counts given there.
 pub(crate) async fn take_own(
     conn: &Connection,
     group: &Group,

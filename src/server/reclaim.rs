@@ -15,11 +15,12 @@ use crate::message::EntryId;
 /// How many pending entries one call looks at, at most.
 const MOST_LOOKED_AT: i64 = 1000;
 
-/// Takes over up to `count` entries (and at most [`MOST_TAKEN`]) that have been idle for `least_idle`,
-/// whoever has them, this consumer included, in the order of their ids behind `cursor`.
+/// Takes over up to `count` entries (and at most [`MOST_TAKEN`]) that have been idle for
+/// `least_idle`, whoever has them, this consumer included, in the order of their ids behind
+/// `cursor`.
 ///
-/// A pass begins with [`EntryId::MIN`] as the cursor and goes on with the `next` of each reply until that is
-/// [`EntryId::MIN`] again: an empty reply is not the end.
+/// A pass begins with [`EntryId::MIN`] as the cursor and goes on with the `next` of each reply
+/// until that is [`EntryId::MIN`] again: an empty reply is not the end.
 pub(crate) async fn reclaim(
     conn: &Connection,
     group: &Group,

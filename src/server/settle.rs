@@ -11,7 +11,7 @@ use super::delay::encode_ttl;
 use super::errors::ServerError;
 use super::frame::{self, Frame};
 use super::group::Group;
-use super::{Ids, encode_milliseconds, encode_number, encode_text};
+use super::{Consumers, Ids, encode_milliseconds, encode_number};
 use crate::message::{EntryId, StreamKey};
 
 /// How many ids one acknowledgement has at most.
@@ -24,10 +24,12 @@ pub(crate) const MOST_COPIED_BYTES: usize = 1 << 20;
 pub(crate) const MOST_FIELDS: usize = 7990;
 /// The scripts that look at every other group of the stream as well take fewer at a time.
 const MOST_DELETED: usize = 100;
-/// Counts and give-backs, with two commands for each entry: about a millisecond of the server's time.
+/// Counts and give-backs, with two commands for each entry: about a millisecond of the server's
+/// time.
 const MOST_CLAIMED: usize = 150;
 
-/// Whether an item of `next` bytes still fits a batch of copies that has `items` and `bytes` already.
+/// Whether an item of `next` bytes still fits a batch of copies that has `items` and `bytes`
+/// already.
 pub(crate) fn fits(items: usize, bytes: usize, next: usize) -> bool {
     items == 0 || (items < MOST_COPIED && bytes.saturating_add(next) <= MOST_COPIED_BYTES)
 }
@@ -51,8 +53,8 @@ fn deleting(delete: Option<DeleteAcked>) -> Value {
 
 /// Acknowledges entries, whoever owns them: the work is done. Returns how many were pending.
 ///
-/// Callers pass at most [`MOST_ACKNOWLEDGED`]. Without deleting, a missing group is no error: nothing is
-/// pending there.
+/// Callers pass at most [`MOST_ACKNOWLEDGED`]. Without deleting, a missing group is no error:
+/// nothing is pending there.
 pub(crate) async fn acknowledge(
     conn: &Connection,
     group: &Group,
@@ -113,8 +115,8 @@ pub(crate) async fn acknowledge(
 pub(crate) enum CopyTo {
     /// Back to the end of the same stream.
     Stream,
-    /// To a delay set, until they are due. A set with a `ttl` expires that long after its last entry comes
-    /// due.
+    /// To a delay set, until they are due. A set with a `ttl` expires that long after its last
+    /// entry comes due.
     Delay {
         set: StreamKey,
         ttl: Option<Duration>,
@@ -156,23 +158,23 @@ impl Copy {
 pub(crate) enum Settled {
     /// The copy stands, the original is acknowledged.
     Done,
-    /// The original is pending for nobody, nothing was done. After a call without a reply this is what
-    /// `Done` looks like the second time; else somebody else settled it.
+    /// The original is pending for nobody, nothing was done. After a call without a reply this is
+    /// what `Done` looks like the second time; else somebody else settled it.
     NotPending,
     /// Another consumer owns the original, nothing was done.
     Anothers,
     /// The original was deleted before a copy was made of it; it is not pending any more.
     Gone,
-    /// The copy stands, and the server refused to acknowledge the original, for this reason. From now on
-    /// only that is to be sent.
+    /// The copy stands, and the server refused to acknowledge the original, for this reason. From
+    /// now on only that is to be sent.
     Copied(ServerError),
     /// The server refused the copy; the original is pending as before. Worth trying again while the
     /// error [passes](ServerError::is_passing).
     Refused(ServerError),
 }
 
-/// Puts copies where they belong, each together with the acknowledgement of its original. Items that are
-/// too large for a script are refused without asking.
+/// Puts copies where they belong, each together with the acknowledgement of its original. Items
+/// that are too large for a script are refused without asking.
 ///
 /// Callers keep to [`fits`]. The outcomes are in the order of the items.
 pub(crate) async fn copy_and_acknowledge(
@@ -193,7 +195,7 @@ pub(crate) async fn copy_and_acknowledge(
         CopyTo::Delay { set, ttl } => (Value::Bytes(set.0.clone()), "delay", *ttl),
         CopyTo::DeadLetter { stream } => (Value::Bytes(stream.0.clone()), "stream", None),
     };
-    let mut ids = Ids::with_capacity(items.len());
+    let (mut ids, mut consumers) = (Ids::with_capacity(items.len()), Consumers::default());
     let strings: usize = items.iter().map(|item| item.fields.len()).sum();
     let mut args = Vec::with_capacity(4 + 6 * items.len() + strings);
     args.extend([
@@ -210,7 +212,7 @@ pub(crate) async fn copy_and_acknowledge(
             continue;
         }
         settled.push(None);
-        args.extend([ids.encode(item.id), encode_text(&item.consumer)]);
+        args.extend([ids.encode(item.id), consumers.encode(&item.consumer)]);
         args.extend([
             Value::Integer(item.copied.into()),
             encode_milliseconds(item.delay),
@@ -254,13 +256,13 @@ pub(crate) struct Parked {
     pub(crate) id: EntryId,
     /// The consumer that owns it.
     pub(crate) consumer: Arc<str>,
-    /// Fields of the copy that differ: the first field of that name gets the value; where there is none it
-    /// is added at the end.
+    /// Fields of the copy that differ: the first field of that name gets the value; where there is
+    /// none it is added at the end.
     pub(crate) headers: Vec<(Bytes, Bytes)>,
 }
 
-/// Puts parked entries back at the end of their stream, from what stands there, each together with the
-/// acknowledgement of the original. The outcomes are in the order of the items.
+/// Puts parked entries back at the end of their stream, from what stands there, each together with
+/// the acknowledgement of the original. The outcomes are in the order of the items.
 pub(crate) async fn copy_parked(
     conn: &Connection,
     group: &Group,
@@ -276,10 +278,10 @@ pub(crate) async fn copy_parked(
     if items.is_empty() {
         return Ok(Vec::new());
     }
-    let mut ids = Ids::with_capacity(items.len());
+    let (mut ids, mut consumers) = (Ids::with_capacity(items.len()), Consumers::default());
     let mut args = vec![group.arg(), deleting(delete)];
     for item in items {
-        args.extend([ids.encode(item.id), encode_text(&item.consumer)]);
+        args.extend([ids.encode(item.id), consumers.encode(&item.consumer)]);
         args.push(encode_number(2 * item.headers.len() as u64));
         for (name, value) in &item.headers {
             args.extend([Value::Bytes(name.clone()), Value::Bytes(value.clone())]);
@@ -336,8 +338,8 @@ pub(crate) enum Started {
     Gone,
 }
 
-/// Sets the delivery counts of entries (id, owning consumer, new count), of those that are still owned by that
-/// consumer, and makes them fresh. The outcomes are in the order of the items.
+/// Sets the delivery counts of entries (id, owning consumer, new count), of those that are still
+/// owned by that consumer, and makes them fresh. The outcomes are in the order of the items.
 pub(crate) async fn count_starts(
     conn: &Connection,
     group: &Group,
@@ -370,9 +372,9 @@ pub(crate) async fn count_starts(
     Ok(started)
 }
 
-/// Gives entries back that were not started (id, owning consumer, count), those that are still owned by
-/// that consumer: any other may claim them at once. The first of them is claimed last, where servers claim
-/// by age. Returns how many were given back.
+/// Gives entries back that were not started (id, owning consumer, count), those that are still
+/// owned by that consumer: any other may claim them at once. The first of them is claimed last,
+/// where servers claim by age. Returns how many were given back.
 pub(crate) async fn give_back(
     conn: &Connection,
     group: &Group,
@@ -393,12 +395,12 @@ pub(crate) async fn give_back(
 }
 
 fn extend_with_counts(args: &mut Vec<Value>, items: &[(EntryId, Arc<str>, u64)]) {
-    let mut ids = Ids::with_capacity(items.len());
+    let (mut ids, mut consumers) = (Ids::with_capacity(items.len()), Consumers::default());
     args.reserve(3 * items.len());
     for (id, consumer, count) in items {
         args.extend([
             ids.encode(*id),
-            encode_text(consumer),
+            consumers.encode(consumer),
             encode_number(*count),
         ]);
     }

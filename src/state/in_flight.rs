@@ -309,22 +309,23 @@ impl InFlight {
         }
     }
 
-    /// Another consumer owns the entry. Returns it if it is in hand, told of it; a parked one is
-    /// let go of, since the other consumer will give the verdict.
-    pub(crate) fn lose(&self, id: EntryId) -> Option<Arc<Received>> {
-        let received = {
+    /// Another consumer owns the entry. One in hand is told of it; a parked one is let go of, since
+    /// the other consumer will give the verdict. Returns its subscription, if this is news.
+    pub(crate) fn lose(&self, id: EntryId) -> Option<usize> {
+        let (subscription, received) = {
             let table = lock(&self.table);
             match &table.held.get(&id)?.what {
-                What::InHand(received) => Some(Arc::clone(received)),
-                What::Parked { .. } => None,
+                What::InHand(received) if received.is_lost() => return None,
+                What::InHand(received) => (received.source.index, Some(Arc::clone(received))),
+                What::Parked { subscription, .. } => (*subscription, None),
                 What::Abandoned { .. } => return None,
             }
         };
-        match &received {
+        match received {
             Some(received) => received.lose(),
             None => self.release([id]),
         }
-        received
+        Some(subscription)
     }
 
     /// How many entries are held, parked and abandoned ones included.
@@ -406,8 +407,8 @@ mod tests {
             .collect();
         aging.sort();
         assert_eq!(aging, [id(1), id(4)]);
-        assert!(held.lose(id(4)).is_some_and(|lost| lost.is_lost()));
-        assert!(held.lose(id(1)).is_none());
+        assert_eq!((held.lose(id(4)), held.lose(id(1))), (Some(0), Some(0)));
+        assert_eq!((held.lose(id(4)), held.lose(id(1))), (None, None));
         assert!(!held.holds(id(1)));
         assert!(held.aging(age, then + age).is_empty());
     }

@@ -8,7 +8,9 @@
 #![allow(unused_imports)]
 
 mod inspect;
+pub mod pending;
 mod proxy;
+pub mod record;
 pub mod resp;
 mod server;
 mod wait;

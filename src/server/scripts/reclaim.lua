@@ -10,6 +10,8 @@
 --       a moment ago.
 
 local PAGE = 100
+-- Behind this id the server accepts no start of a page.
+local LARGEST = '18446744073709551615-18446744073709551615'
 
 local err = unusable()
 if err then return err end
@@ -31,6 +33,7 @@ while not ended and #due < want and left > 0 do
       end
     end
   end
+  ended = ended or last == LARGEST
   from = '(' .. last
   left = left - size
 end

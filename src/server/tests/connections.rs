@@ -269,6 +269,43 @@ async fn a_password_that_changed_meanwhile_blocks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_busy_server_is_away() {
+    for version in Version::ALL {
+        let stage = Stage::with(version, &[("lua-time-limit", "50")]).await;
+        stage.said();
+        let ids = stage.deliver("c", 1);
+        let mut busy = stage.server.connect();
+        busy.send(&["EVAL", "while true do end", "0"]).unwrap();
+        eventually(WITHIN, "the server is busy", || {
+            stage
+                .server
+                .command(&["PING"])
+                .as_error()
+                .is_some_and(|text| text.starts_with("BUSY"))
+        })
+        .await;
+        let error = acknowledge(&stage.conn, &stage.group, &ids, None)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(&error, ServerError::Away(text) if text.starts_with("BUSY")),
+            "{error:?}"
+        );
+        assert!(
+            open(&stage.server.url(), ms(200))
+                .await
+                .unwrap_err()
+                .is_passing()
+        );
+        stage.ok(&["SCRIPT", "KILL"]);
+        assert_eq!(
+            acknowledge(&stage.conn, &stage.group, &ids, None).await,
+            Ok(1)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replica_is_not_written_to_and_the_connection_goes_on_looking() {
     for version in Version::ALL {
         let stage = Stage::on(version).await;
@@ -363,6 +400,7 @@ async fn a_client_that_came_to_an_end_is_made_again() {
     let stage = Stage::on(Version::Redis70).await;
     // As after an ASK redirection: the task ends, and the client does not know.
     stage.conn.end_client();
+    eventually(WITHIN, "the task ends", || !stage.conn.is_connected()).await;
     let started = Instant::now();
     assert_eq!(ping(&stage.conn).await, Ok(0));
     assert!(started.elapsed() < ms(1000));

@@ -117,8 +117,8 @@ async fn a_member_that_cannot_be_read_blocks_nothing() {
         stage.said();
         let ids = stage.deliver("c", 1);
         stage.delay(&[(ids[0], 0)], None).await;
-        // MessagePack: [1], [2, "u", "g", 1, "f", "v"], [1, "u", "g", 1, "f"], [1, "u", "g", 1, "f", 5],
-        // [1, "u", "g", 1], two values, a map, a truncated string; and what is none.
+        // MessagePack: [1], [2, "u", "g", 1, "f", "v"], [1, "u", "g", 1, "f"], [1, "u", "g", 1,
+        // "f", 5], [1, "u", "g", 1], two values, a map, a truncated string; and what is none.
         let garbage: [&[u8]; 11] = [
             b"\x91\x01",
             b"\x96\x02\xa1u\xa1g\x01\xa1f\xa1v",

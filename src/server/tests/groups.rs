@@ -104,8 +104,8 @@ async fn a_group_that_disappeared_is_made_again_as_the_table_says() {
         assert_eq!(remade(id(5), false).await, (Remaking::Followed, id(3)));
         pending(&[]);
 
-        // Missing, the stream reaches the mark: the highest of the mark and what is in hand, and no further
-        // than the stream does. What is in hand and exists is pending again.
+        // Missing, the stream reaches the mark: the highest of the mark and what is in hand, and no
+        // further than the stream does. What is in hand and exists is pending again.
         fresh(9);
         assert_eq!(remade(id(5), true).await, (Remaking::Made, id(7)));
         pending(&[(2, "c", 5), (4, "d", 1), (7, "c", 1)]);

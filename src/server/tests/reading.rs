@@ -119,7 +119,7 @@ async fn a_blocked_read_wakes_for_an_entry_and_can_be_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_says_so_when_the_group_is_or_goes_away() {
     for stage in stages(&Version::ALL).await {
-        stage.said();
+        let version = stage.said();
         let conn = reader(&stage).await;
         let read = |group: &Arc<Group>, block| {
             read_fresh(conn.clone(), group.clone(), owner("c"), 10, block)
@@ -131,15 +131,19 @@ async fn a_read_says_so_when_the_group_is_or_goes_away() {
         ] {
             stage.ok(&["DEL", STREAM]);
             stage.server.xgroup_create(STREAM, "g", "0");
-            let pending = tokio::spawn(read(&stage.group, Some(ms(20_000))));
+            // 6.2 wakes no reader for a key that is deleted: its block must end by itself.
+            let wakes = version != Version::Redis62 || way[0] == "XGROUP";
+            let block = if wakes { 20_000 } else { 1000 };
+            let pending = tokio::spawn(read(&stage.group, Some(ms(block))));
             eventually(WITHIN, "the read blocks", || {
                 stage.server.info("clients")["blocked_clients"] == "1"
             })
             .await;
             stage.ok(way);
             let gone = pending.await.unwrap();
-            assert!(
+            assert_eq!(
                 matches!(gone, Err(ServerError::GroupGone(_))),
+                wakes,
                 "{way:?}: {gone:?}"
             );
             let gone = read(&stage.group, None).await;
@@ -177,7 +181,11 @@ async fn own_pending_entries_are_listed_and_taken_up_without_counting() {
         );
         assert_eq!(all[0].count, 4);
         assert!(all[0].idle >= ms(HOUR) && all[1].idle < ms(HOUR));
-        assert_eq!(listed(ids[0], 2).await.unwrap(), &all[1..3]);
+        let some = listed(ids[0], 2).await.unwrap();
+        assert_eq!(
+            some.iter().map(|entry| entry.id.ms).collect::<Vec<_>>(),
+            [3, 4]
+        );
         assert!(listed(EntryId::MAX, 2).await.unwrap().is_empty());
 
         let mut wanted: Vec<_> = ids.iter().map(|id| (*id, 1)).collect();

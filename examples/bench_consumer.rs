@@ -1,0 +1,159 @@
+//! Drains a consumer group as fast as it can, or measures how late entries reach the handler: the
+//! consumer that `scripts/peers.sh` compares with those of other libraries.
+//!
+//! Its environment: `REDIS_URL`, `STREAM` and `GROUP` (which exists), `N` (end after so many orders),
+//! `WORKLOAD` (`drain` or `latency`), and what is under test:
+//!
+//! - `FORM`     `function` (default): one call of an async function per entry
+//! - `WORKERS`  handler actors (default: the library's)
+//! - `COUNT`    entries per read (default: the library's)
+//! - `MAX_IN_FLIGHT` entries in hand at once (default: the library's)
+//! - `RUNTIME`  `current` (default) or `multi`: tokio's runtime
+//!
+//! It prints one line of JSON once everything is acknowledged, and ends.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Deserialize;
+use streamvisor::fred::prelude::{Client, ClientLike, Config, StreamsInterface};
+use streamvisor::prelude::*;
+use tokio::sync::Notify;
+
+/// The body of an entry.
+#[derive(Deserialize)]
+#[allow(dead_code)] // decoded whole, as a real consumer would
+struct Order {
+    id: u64,
+    customer: String,
+    total: u64,
+    currency: String,
+    items: u32,
+    express: bool,
+    /// When it was sent, in microseconds since 1970; 0 where that is not measured.
+    ts: u64,
+}
+
+/// What was handled so far.
+struct Tally {
+    handled: AtomicU64,
+    sum: AtomicU64,
+    late_us: Mutex<Vec<u64>>,
+    all: Notify,
+}
+
+static TALLY: Tally = Tally {
+    handled: AtomicU64::new(0),
+    sum: AtomicU64::new(0),
+    late_us: Mutex::new(Vec::new()),
+    all: Notify::const_new(),
+};
+
+impl Tally {
+    fn add(&self, order: &Order, all: u64) {
+        if order.ts != 0 {
+            let now = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_micros() as u64;
+            if let Ok(mut late) = self.late_us.lock() {
+                late.push(now.saturating_sub(order.ts));
+            }
+        }
+        self.sum.fetch_add(order.id, Relaxed);
+        if self.handled.fetch_add(1, Relaxed) + 1 == all {
+            self.all.notify_one();
+        }
+    }
+
+    /// The line that the harness reads.
+    fn report(&self) -> String {
+        let mut late = self
+            .late_us
+            .lock()
+            .map(|late| late.clone())
+            .unwrap_or_default();
+        late.sort_unstable();
+        let at = |share: f64| {
+            late.get(((late.len() as f64 * share) as usize).min(late.len().saturating_sub(1)))
+        };
+        serde_json::json!({
+            "handled": self.handled.load(Relaxed),
+            "sum": self.sum.load(Relaxed),
+            "p50_us": at(0.50),
+            "p99_us": at(0.99),
+            "max_us": late.last(),
+        })
+        .to_string()
+    }
+}
+
+fn variable(name: &str, default: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| default.to_owned())
+}
+
+fn number(name: &str) -> Result<Option<usize>, BoxError> {
+    match std::env::var(name) {
+        Ok(text) => Ok(Some(
+            text.parse()
+                .map_err(|error| format!("{name}={text}: {error}"))?,
+        )),
+        Err(_) => Ok(None),
+    }
+}
+
+async fn consume() -> Result<(), BoxError> {
+    let url = variable("REDIS_URL", "redis://127.0.0.1:6379");
+    let (stream, group) = (variable("STREAM", "orders"), variable("GROUP", "workers"));
+    let all = number("N")?.unwrap_or(300_000) as u64;
+
+    let mut draft = Subscription::tail(&stream).group(&group);
+    if let Some(workers) = number("WORKERS")? {
+        draft = draft.workers(workers);
+    }
+    if let Some(count) = number("COUNT")? {
+        draft = draft.batch(count);
+    }
+    if let Some(entries) = number("MAX_IN_FLIGHT")? {
+        draft = draft.max_in_flight(entries);
+    }
+    let subscription = match variable("FORM", "function").as_str() {
+        "function" => draft.handle_fn(move |order: Order, _: Context| async move {
+            TALLY.add(&order, all);
+            Ok(Outcome::Ack)
+        }),
+        other => return Err(format!("FORM={other} is not known").into()),
+    };
+    let supervisor =
+        Supervisor::start(Topology::new(Redis::url(&url)?).subscribe(subscription)).await?;
+    TALLY.all.notified().await;
+
+    // Everything is handled; now until everything is acknowledged.
+    let client = Client::new(Config::from_url(&url)?, None, None, None);
+    client.init().await?;
+    loop {
+        let (pending, ..): (
+            u64,
+            Option<String>,
+            Option<String>,
+            Option<Vec<(String, u64)>>,
+        ) = client.xpending(&stream, &group, ()).await?;
+        if pending == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+    println!("{}", TALLY.report());
+    // What a shutdown costs is not part of the measurement.
+    drop(supervisor);
+    std::process::exit(0)
+}
+
+fn main() -> Result<(), BoxError> {
+    let mut runtime = match variable("RUNTIME", "current").as_str() {
+        "multi" => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    runtime.enable_all().build()?.block_on(consume())
+}
