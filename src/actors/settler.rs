@@ -88,10 +88,10 @@ impl Line {
     }
 
     fn wait(&mut self, error: &ServerError) {
-        let pause = if error.is_passing() {
-            self.delays.next()
-        } else {
+        let pause = if error.is_lasting() {
             BLOCKED_FOR
+        } else {
+            self.delays.next()
         };
         self.not_before = Some(Instant::now() + pause);
     }

@@ -111,10 +111,10 @@ impl SweeperState {
     }
 
     fn wait(&mut self, error: &ServerError) -> Duration {
-        let pause = if error.is_passing() {
-            self.delays.next()
-        } else {
+        let pause = if error.is_lasting() {
             BLOCKED_FOR
+        } else {
+            self.delays.next()
         };
         let set = &self.delay_set.set;
         tracing::warn!(target: "streamvisor", %set, %error, again_in = ?pause, "the delay set cannot be swept");

@@ -307,7 +307,7 @@ impl Condition {
 
     /// The server is away, or refuses. Said once, however often it happens.
     pub(crate) fn trouble(&self, part: Part, error: &ServerError) {
-        let blocked = !error.is_passing();
+        let blocked = error.is_lasting();
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let known = inner.values().any(|trouble| trouble.blocked == blocked);
         let error = error.to_string();

@@ -65,6 +65,11 @@ impl ServerError {
         matches!(self, ServerError::Away(_) | ServerError::NotPrimary(_))
     }
 
+    /// Whether it lasts until somebody changes something: waiting longer than usual is no loss.
+    pub(crate) fn is_lasting(&self) -> bool {
+        matches!(self, ServerError::Blocked(_) | ServerError::Refused(_))
+    }
+
     /// Whether the server said `NOPERM`.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(self, ServerError::Blocked(text) if text.starts_with("NOPERM"))
