@@ -214,13 +214,12 @@ impl Supply for Share<'_> {
     fn settle(&mut self, verdict: Verdict) {
         self.subscription.at("handler.returned");
         // Someone else has given the verdict if this worker was replaced meanwhile.
-        if let Some(received) = self
-            .subscription
+        let subscription = self.subscription;
+        subscription
             .lanes
-            .finish(self.worker, self.incarnation)
-        {
-            self.subscription.settle(&received, verdict);
-        }
+            .finish(self.worker, self.incarnation, |received| {
+                subscription.settle(received, verdict);
+            });
         self.subscription.at("handler.settled");
     }
 }

@@ -378,17 +378,14 @@ impl SupervisorState {
         let key = Key::Handler(at, worker);
         // From here on nothing of the dead worker counts.
         subscription.lanes.enter(worker);
-        match subscription.lanes.cut_off(worker) {
-            Some(received) => {
-                subscription.settle(&received, Verdict::Crashed(error.clone()));
-                if subscription.lanes.crashed(worker) < CRASHES_IN_A_ROW {
-                    // The entry was to blame, not the worker.
-                    self.restart(myself, key).await;
-                } else {
-                    self.start_again(myself, key, error).await;
-                }
-            }
-            None => self.start_again(myself, key, error).await,
+        let over_an_entry = subscription.lanes.cut_off(worker, |received| {
+            subscription.settle(received, Verdict::Crashed(error.clone()));
+        });
+        if over_an_entry && subscription.lanes.crashed(worker) < CRASHES_IN_A_ROW {
+            // The entry was to blame, not the worker.
+            self.restart(myself, key).await;
+        } else {
+            self.start_again(myself, key, error).await;
         }
         // A wake-up may have died with it.
         subscription.lanes.hand_on();
@@ -568,11 +565,12 @@ impl SupervisorState {
     ) {
         self.watched.remove(&key);
         subscription.lanes.enter(worker);
-        let Some(received) = subscription.lanes.cut_off(worker) else {
-            return;
-        };
-        let id = received.id();
-        subscription.group.in_flight.abandon(id);
+        let mut abandoned = None;
+        subscription.lanes.cut_off(worker, |received| {
+            subscription.group.in_flight.abandon(received.id());
+            abandoned = Some(received.id());
+        });
+        let Some(id) = abandoned else { return };
         let name = subscription.name().clone();
         self.tree.announcer.announce(Event::Abandoned {
             subscription: name,

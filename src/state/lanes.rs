@@ -53,6 +53,8 @@ struct Buffer {
 #[derive(Default)]
 struct Lane {
     inner: Mutex<LaneInner>,
+    /// What it ran last has ended, and its verdict is being given.
+    settling: AtomicBool,
     wake: Notify,
 }
 
@@ -86,6 +88,18 @@ pub(crate) struct Running {
     pub received: Arc<Received>,
     /// Differs between any two runs of a lane.
     pub run: u64,
+}
+
+impl Lane {
+    fn is_running(&self) -> bool {
+        lock(&self.inner).running.is_some() || self.settling.load(Ordering::Acquire)
+    }
+
+    fn end_run(&self, inner: &mut LaneInner) -> Option<Arc<Received>> {
+        let ended = inner.running.take();
+        self.settling.store(ended.is_some(), Ordering::Release);
+        ended
+    }
 }
 
 impl Lanes {
@@ -325,30 +339,51 @@ impl Lanes {
         true
     }
 
-    /// What this worker was running has ended, and not by a crash. Whoever gets it gives the verdict,
-    /// and nobody else.
-    pub(crate) fn finish(&self, worker: usize, incarnation: u64) -> Option<Arc<Received>> {
-        let mut inner = lock(&self.lanes.get(worker)?.inner);
-        if inner.incarnation != incarnation {
-            return None;
+    /// What this worker was running has ended, and not by a crash: `settle` gets it. Nobody does if the
+    /// worker was replaced meanwhile.
+    pub(crate) fn finish(
+        &self,
+        worker: usize,
+        incarnation: u64,
+        settle: impl FnOnce(&Arc<Received>),
+    ) -> bool {
+        let ended = self.lanes.get(worker).and_then(|lane| {
+            let mut inner = lock(&lane.inner);
+            if inner.incarnation != incarnation {
+                return None;
+            }
+            inner.crashes_in_a_row = 0;
+            lane.end_run(&mut inner)
+        });
+        self.settle(worker, ended, settle)
+    }
+
+    /// What the lane was running has ended with its worker: `settle` gets it.
+    pub(crate) fn cut_off(&self, worker: usize, settle: impl FnOnce(&Arc<Received>)) -> bool {
+        let ended = self.lanes.get(worker).and_then(|lane| {
+            let mut inner = lock(&lane.inner);
+            lane.end_run(&mut inner)
+        });
+        self.settle(worker, ended, settle)
+    }
+
+    /// Until its verdict is given the run counts as going on, so that whoever waits for quiet finds the
+    /// verdict where verdicts are.
+    fn settle(
+        &self,
+        worker: usize,
+        ended: Option<Arc<Received>>,
+        settle: impl FnOnce(&Arc<Received>),
+    ) -> bool {
+        let Some(ended) = ended else { return false };
+        settle(&ended);
+        if let Some(lane) = self.lanes.get(worker) {
+            lane.settling.store(false, Ordering::Release);
         }
-        inner.crashes_in_a_row = 0;
-        let ended = inner.running.take();
-        drop(inner);
-        self.tell_quiet(ended)
-    }
-
-    /// What the lane was running has ended with its worker. Whoever gets it gives the verdict.
-    pub(crate) fn cut_off(&self, worker: usize) -> Option<Arc<Received>> {
-        let ended = lock(&self.lanes.get(worker)?.inner).running.take();
-        self.tell_quiet(ended)
-    }
-
-    fn tell_quiet(&self, ended: Option<Arc<Received>>) -> Option<Arc<Received>> {
-        if ended.is_some() && self.closed.load(Ordering::Acquire) {
+        if self.closed.load(Ordering::Acquire) {
             self.quiet.notify_waiters();
         }
-        ended
+        true
     }
 
     /// What the worker runs now.
@@ -374,7 +409,7 @@ impl Lanes {
             let told = self.quiet.notified();
             tokio::pin!(told);
             told.as_mut().enable();
-            if self.all_running().is_empty() {
+            if !self.lanes.iter().any(Lane::is_running) {
                 return;
             }
             told.await;
@@ -459,8 +494,8 @@ mod tests {
         lanes.take(0);
         assert_eq!(start(&lanes, 0), Some(1));
         // The worker dies here; the supervisor gives the verdict on what it ran.
-        assert_eq!(lanes.cut_off(0).map(|received| received.id().ms), Some(1));
-        assert!(lanes.cut_off(0).is_none());
+        assert!(lanes.cut_off(0, |received| assert_eq!(received.id().ms, 1)));
+        assert!(!lanes.cut_off(0, |_| ()));
         assert_eq!((lanes.crashed(0), lanes.crashed(0)), (1, 2));
         lanes.push(batch(4..=4));
         assert_eq!(lanes.take(0), Taken::Work);
@@ -522,12 +557,12 @@ mod tests {
         lanes.push(batch(1..=2));
         let old = lanes.enter(0);
         assert!(lanes.start(0, old, |_| true).is_some());
-        assert!(lanes.cut_off(0).is_some());
+        assert!(lanes.cut_off(0, |_| ()));
         let new = lanes.enter(0);
         assert!(lanes.start(0, old, |_| true).is_none());
         assert!(lanes.start(0, new, |_| true).is_some());
-        assert!(lanes.finish(0, old).is_none());
-        assert!(lanes.finish(0, new).is_some());
+        assert!(!lanes.finish(0, old, |_| ()));
+        assert!(lanes.finish(0, new, |_| ()));
     }
 
     #[tokio::test]
@@ -561,7 +596,11 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!quiet.is_finished());
-        lanes.finish(0, 0);
+        let told = AtomicBool::new(false);
+        lanes.finish(0, 0, |_| {
+            told.store(!quiet.is_finished(), Ordering::Relaxed)
+        });
+        assert!(told.into_inner());
         quiet.await.unwrap();
     }
 }
