@@ -64,6 +64,7 @@ impl Supervisor {
                     order.stop = true;
                 });
                 tree.abort_connections();
+                tree.announcer.close();
                 ended.send_if_modified(|end| {
                     let unknown = end.is_none();
                     end.get_or_insert_with(|| Ended {
@@ -129,6 +130,9 @@ pub enum ShutdownError {
     /// The tree has ended by itself before: one of its actors kept failing.
     #[error(transparent)]
     Failed(#[from] Failure),
+    /// `run_until` only: somebody else has shut the tree down before the future was done.
+    #[error("the tree was shut down before the future that it was to run until was done")]
+    Ended(ShutdownReport),
 }
 
 impl SupervisorHandle {
@@ -195,23 +199,16 @@ impl SupervisorHandle {
     ///
     /// # Errors
     ///
-    /// As [`shutdown`](Self::shutdown); a tree that fails meanwhile is not waited with.
+    /// As [`shutdown`](Self::shutdown). A tree that ends before the future is done is not waited with:
+    /// [`ShutdownError::Failed`] if it failed, [`ShutdownError::Ended`] if somebody else shut it down.
     pub async fn run_until<F: Future>(
         &self,
         until: F,
     ) -> Result<(F::Output, ShutdownReport), ShutdownError> {
         let output = tokio::select! {
             output = until => output,
-            failure = self.failed() => return Err(failure.into()),
+            ended = self.wait() => return Err(ShutdownError::Ended(ended?)),
         };
         Ok((output, self.shutdown().await?))
-    }
-
-    async fn failed(&self) -> Failure {
-        match self.wait().await {
-            Err(failure) => failure,
-            // It was shut down by somebody else; the future decides how long that is waited out.
-            Ok(_) => std::future::pending().await,
-        }
     }
 }

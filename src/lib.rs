@@ -36,9 +36,17 @@ pub use topology::*;
 /// What most programs need.
 pub mod prelude {
     pub use crate::handle::{Supervisor, SupervisorHandle};
-    pub use crate::message::{BoxError, Context, EntryId, Fields, Json, Outcome, Raw};
+    pub use crate::message::{
+        BoxError, Codec, CodecError, Context, Entry, EntryId, Fields, Json, Outcome, Publisher, Raw,
+    };
+    pub use crate::observe::{Child, Event};
     pub use crate::topology::{
-        AfterAck, DelayedRetry, Handler, OnCrash, Redis, RestartPolicy, RetryPolicy, Start,
+        AfterAck, DelayedRetry, Draft, Handler, OnCrash, Redis, RestartPolicy, RetryPolicy, Start,
         Subscription, Topology, Worker,
     };
 }
+
+/// The programs of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

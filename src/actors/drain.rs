@@ -10,7 +10,7 @@
 //! still pending on the server.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -25,7 +25,7 @@ use crate::server::{group, settle};
 /// What is kept of the time for storing verdicts and saying goodbye, at most.
 const RESERVE: Duration = Duration::from_secs(2);
 /// How long a verdict may take that is stored although the time is over.
-const LAST_MOMENT: Duration = Duration::from_millis(50);
+pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 pub(crate) struct Drain;
 
@@ -55,18 +55,17 @@ impl Actor for Drain {
         (): (),
         state: &mut DrainArguments,
     ) -> Result<(), ActorProcessingErr> {
-        let report = drain(&state.tree, &state.readers).await;
+        let deadline = Instant::now() + state.tree.shutdown_timeout;
+        let report = drain(&state.tree, &state.readers, deadline).await;
         state
             .supervisor
-            .cast(SupervisorMessage(Message::Drained(report)))?;
+            .cast(SupervisorMessage(Message::Drained(report, deadline)))?;
         myself.stop(None);
         Ok(())
     }
 }
 
-async fn drain(tree: &Tree, readers: &[ActorCell]) -> ShutdownReport {
-    let began = Instant::now();
-    let deadline = began + tree.shutdown_timeout;
+async fn drain(tree: &Tree, readers: &[ActorCell], deadline: Instant) -> ShutdownReport {
     let for_handlers = deadline - RESERVE.min(tree.shutdown_timeout / 5);
     let stored = |tree: &Tree| -> u64 {
         tree.groups
@@ -77,15 +76,27 @@ async fn drain(tree: &Tree, readers: &[ActorCell]) -> ShutdownReport {
     let stored_before = stored(tree);
 
     tree.order.send_modify(|order| order.stop_reading = true);
-    let within = for_handlers.saturating_duration_since(Instant::now());
-    join_all(readers.iter().map(|reader| reader.wait(Some(within)))).await;
-
-    let mut given_back = 0;
-    for subscription in &tree.subscriptions {
-        let waiting = subscription.lanes.close();
-        subscription.group.queue.cancel_starts();
-        given_back += give_back(tree, subscription, &waiting).await;
+    // Nothing is started from here on, however long the last replies take.
+    let waiting: Vec<_> = tree
+        .subscriptions
+        .iter()
+        .map(|it| it.lanes.close())
+        .collect();
+    for group in &tree.groups {
+        group.queue.close_starts();
     }
+    let given_back = AtomicU64::new(0);
+    let within = for_handlers.saturating_duration_since(Instant::now());
+    let first = give_all_back(tree, waiting, &given_back);
+    let readers_end = join_all(readers.iter().map(|reader| reader.wait(Some(within))));
+    let _ = timeout_at(for_handlers.into(), async {
+        tokio::join!(first, readers_end)
+    })
+    .await;
+    // What the last replies brought.
+    let waiting = tree.subscriptions.iter().map(|it| it.lanes.withdraw());
+    let last = give_all_back(tree, waiting.collect(), &given_back);
+    let _ = timeout_at(for_handlers.into(), last).await;
     for group in &tree.groups {
         group.queue.all_due();
     }
@@ -134,10 +145,20 @@ async fn drain(tree: &Tree, readers: &[ActorCell]) -> ShutdownReport {
     tree.order.send_modify(|order| order.stop = true);
     ShutdownReport {
         settled: stored(tree) - stored_before,
-        given_back,
+        given_back: given_back.into_inner(),
         left_running,
         unsettled,
     }
+}
+
+/// What waited in each of the subscriptions.
+async fn give_all_back(tree: &Tree, waiting: Vec<Vec<Arc<Received>>>, given_back: &AtomicU64) {
+    let each = tree.subscriptions.iter().zip(&waiting);
+    join_all(each.map(|(subscription, waiting)| async move {
+        let given = give_back(tree, subscription, waiting).await;
+        given_back.fetch_add(given, Ordering::Relaxed);
+    }))
+    .await;
 }
 
 fn remaining(group: &GroupState, id: EntryId) -> Remaining {

@@ -401,7 +401,9 @@ impl ReaderState {
         let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
         let from = subscription.cursor().reclaim_next;
         self.subscription.at("reclaim.before");
-        let found = reclaim::reclaim(&connection, group, consumer, min_idle, from, count).await?;
+        let held = subscription.group.in_flight.stale(min_idle, Instant::now());
+        let found =
+            reclaim::reclaim(&connection, group, consumer, min_idle, from, count, &held).await?;
         self.subscription.at("reclaim.reply");
         let (next, nothing) = (
             found.next,

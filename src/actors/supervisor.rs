@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio::time::timeout_at;
 
 use super::delays::Delays;
-use super::drain::{Drain, DrainArguments, give_back};
+use super::drain::{Drain, DrainArguments, LAST_MOMENT, give_back};
 use super::handler::HandlerActor;
 use super::keep_alive;
 use super::reader::Reader;
@@ -90,8 +91,8 @@ impl ractor::Message for SupervisorMessage {}
 pub(crate) enum Message {
     /// Drain, then end.
     Shutdown,
-    /// The drain is over.
-    Drained(ShutdownReport),
+    /// The drain is over; all the rest should be by this time.
+    Drained(ShutdownReport, Instant),
     /// Time to start this child again.
     Restart(Key),
     /// Time to look after running handlers.
@@ -187,8 +188,8 @@ impl Actor for SupervisorActor {
                 state.look_after_handlers(&myself).await;
                 myself.send_after(state.tick(), || SupervisorMessage(Message::Tick));
             }
-            Message::Drained(report) => {
-                state.end(report).await;
+            Message::Drained(report, deadline) => {
+                state.end(report, deadline).await;
                 if let Some(failure) = state.failure.take() {
                     // The parent, if there is one, learns of it as of any failed actor.
                     return Err(failure.into());
@@ -341,7 +342,8 @@ impl SupervisorState {
             Key::Handler(at, worker) => self.handler_died(myself, at, worker, error).await,
             Key::Drain => {
                 // There is no one left to do it in order.
-                self.end(ShutdownReport::default()).await;
+                self.end(ShutdownReport::default(), Instant::now() + LAST_WORD)
+                    .await;
                 myself.stop(None);
             }
             _ => self.start_again(myself, key, error).await,
@@ -595,24 +597,31 @@ impl SupervisorState {
             tracing::error!(target: "streamvisor", %error, "the tree cannot be drained and ends as it is");
             let _ = myself.cast(SupervisorMessage(Message::Drained(
                 ShutdownReport::default(),
+                Instant::now() + LAST_WORD,
             )));
         }
     }
 
     /// Everybody has been told to end: waits for it, a moment, and closes the connections last.
-    async fn end(&mut self, report: ShutdownReport) {
+    async fn end(&mut self, report: ShutdownReport, deadline: Instant) {
+        let deadline = deadline.max(Instant::now() + LAST_MOMENT);
         self.tree.order.send_modify(|order| {
             order.stop_reading = true;
             order.stop = true;
         });
         let cells: Vec<ActorCell> = self.cells.drain().map(|(_, cell)| cell).collect();
+        let within = deadline.saturating_duration_since(Instant::now());
         let ended = cells.iter().map(|cell| async move {
-            if cell.wait(Some(LAST_WORD)).await.is_err() {
+            if cell.wait(Some(within.min(LAST_WORD))).await.is_err() {
                 cell.kill();
             }
         });
         futures_util::future::join_all(ended).await;
-        self.tree.close_connections().await;
+        let deadline = deadline.max(Instant::now() + LAST_MOMENT);
+        let closed = self.tree.close_connections();
+        if timeout_at(deadline.into(), closed).await.is_err() {
+            self.tree.abort_connections();
+        }
         let (settled, given_back) = (report.settled, report.given_back);
         self.tree.announcer.announce(Event::Drained {
             settled,

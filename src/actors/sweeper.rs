@@ -31,6 +31,8 @@ pub(crate) struct SweeperState {
     delay_set: Arc<DelaySet>,
     order: watch::Receiver<Order>,
     delays: Delays,
+    /// What was said of it last: the same again is said once.
+    failing: bool,
 }
 
 impl Actor for Sweeper {
@@ -50,6 +52,7 @@ impl Actor for Sweeper {
             delay_set,
             order,
             delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
+            failing: false,
         })
     }
 
@@ -98,6 +101,7 @@ impl SweeperState {
                     Some(error) => Ok(self.wait(&error)),
                     None => {
                         self.delays.reset();
+                        self.failing = false;
                         Ok(swept
                             .next_due
                             .map_or(LONGEST_SLEEP, |due| due.min(LONGEST_SLEEP)))
@@ -117,7 +121,11 @@ impl SweeperState {
             self.delays.next()
         };
         let set = &self.delay_set.set;
-        tracing::warn!(target: "streamvisor", %set, %error, again_in = ?pause, "the delay set cannot be swept");
+        if std::mem::replace(&mut self.failing, true) {
+            tracing::debug!(target: "streamvisor", %set, %error, again_in = ?pause, "the delay set still cannot be swept");
+        } else {
+            tracing::warn!(target: "streamvisor", %set, %error, again_in = ?pause, "the delay set cannot be swept");
+        }
         pause
     }
 }

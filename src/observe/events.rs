@@ -1,7 +1,7 @@
 //! What happens in a tree, as it happens.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -130,40 +130,147 @@ pub enum Event {
     Drained { settled: u64, given_back: u64 },
 }
 
+impl Event {
+    /// How loud it is logged.
+    fn level(&self) -> tracing::Level {
+        match self {
+            Event::Started { .. } | Event::Drained { .. } | Event::ServerBack { .. } => {
+                tracing::Level::INFO
+            }
+            Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
+                tracing::Level::DEBUG
+            }
+            Event::Escalated { .. } => tracing::Level::ERROR,
+            _ => tracing::Level::WARN,
+        }
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Started { subscription } => write!(f, "`{subscription}` reads"),
+            Event::Crashed { child, error } => write!(f, "{child} crashed: {error}"),
+            Event::Restarted { child, restarts } => {
+                write!(f, "{child} was started again (restarts so far: {restarts})")
+            }
+            Event::GroupRemade {
+                subscription,
+                last_delivered,
+            } => write!(
+                f,
+                "the group of `{subscription}` was missing; it goes on after {last_delivered}"
+            ),
+            Event::Recovered {
+                subscription,
+                entries,
+            } => {
+                write!(f, "`{subscription}` recovered {entries} entries")
+            }
+            Event::Gone { subscription, ids } => write!(
+                f,
+                "`{subscription}`: {} pending entries were trimmed or deleted and are gone: {ids:?}",
+                ids.len()
+            ),
+            Event::DeadLettered { subscription, id } => {
+                write!(f, "`{subscription}`: {id} is in the dead-letter stream")
+            }
+            Event::LeftPending {
+                subscription,
+                id,
+                reason,
+            } => {
+                write!(f, "`{subscription}`: {id} stays pending: {reason}")
+            }
+            Event::OwnershipLost { subscription, id } => {
+                write!(f, "`{subscription}`: another consumer took {id} over")
+            }
+            Event::Abandoned { subscription, id } => write!(
+                f,
+                "`{subscription}`: the handler of {id} hangs and cannot be ended; it was left behind"
+            ),
+            Event::Blocked {
+                subscription,
+                error,
+            } => {
+                write!(f, "`{subscription}` is blocked: {error}")
+            }
+            Event::Unblocked { subscription } => write!(f, "`{subscription}` goes on"),
+            Event::ServerAway {
+                subscription,
+                error,
+            } => {
+                write!(f, "`{subscription}` waits for the server: {error}")
+            }
+            Event::ServerBack {
+                subscription,
+                after,
+            } => {
+                write!(f, "`{subscription}`: the server is back after {after:.1?}")
+            }
+            Event::ParkedFull { subscription } => write!(
+                f,
+                "`{subscription}`: as many entries as allowed wait for an in-process delay"
+            ),
+            Event::Escalated { child, error } => {
+                write!(f, "{child} keeps failing and is given up: {error}")
+            }
+            Event::Drained {
+                settled,
+                given_back,
+            } => write!(
+                f,
+                "the tree has stopped ({settled} verdicts stored meanwhile, {given_back} entries given back)"
+            ),
+        }
+    }
+}
+
 /// Tells everybody who listens.
 #[derive(Clone)]
 pub(crate) struct Announcer {
-    sender: broadcast::Sender<Event>,
+    /// Gone once the tree has ended, so that listeners come to an end too.
+    sender: Arc<Mutex<Option<broadcast::Sender<Event>>>>,
 }
 
 impl Announcer {
     pub(crate) fn new() -> Self {
         Announcer {
-            sender: broadcast::Sender::new(BACKLOG),
+            sender: Arc::new(Mutex::new(Some(broadcast::Sender::new(BACKLOG)))),
         }
     }
 
     /// Logs the event and passes it on. Never waits: a slow listener misses events, and learns that
     /// it did.
     pub(crate) fn announce(&self, event: Event) {
-        match &event {
-            Event::Started { .. } | Event::Drained { .. } | Event::ServerBack { .. } => {
-                tracing::info!(target: "streamvisor", ?event);
-            }
-            Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
-                tracing::debug!(target: "streamvisor", ?event);
-            }
-            Event::Escalated { .. } => tracing::error!(target: "streamvisor", ?event),
-            _ => tracing::warn!(target: "streamvisor", ?event),
+        match event.level() {
+            tracing::Level::ERROR => tracing::error!(target: "streamvisor", "{event}"),
+            tracing::Level::WARN => tracing::warn!(target: "streamvisor", "{event}"),
+            tracing::Level::INFO => tracing::info!(target: "streamvisor", "{event}"),
+            _ => tracing::debug!(target: "streamvisor", "{event}"),
         }
-        // Nobody listens: nothing to do.
-        let _ = self.sender.send(event);
+        if let Some(sender) = &*self.sender.lock().unwrap_or_else(PoisonError::into_inner) {
+            // Nobody listens: nothing to do.
+            let _ = sender.send(event);
+        }
     }
 
     pub(crate) fn listen(&self) -> Events {
-        Events {
-            receiver: self.sender.subscribe(),
-        }
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let receiver = match &*sender {
+            Some(sender) => sender.subscribe(),
+            // Closed from the start.
+            None => broadcast::Sender::new(1).subscribe(),
+        };
+        Events { receiver }
+    }
+
+    /// Nothing more will happen.
+    pub(crate) fn close(&self) {
+        self.sender
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
     }
 }
 
@@ -191,5 +298,37 @@ impl Events {
             Err(broadcast::error::RecvError::Closed) => Ok(None),
             Err(broadcast::error::RecvError::Lagged(missed)) => Err(MissedEvents(missed)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(name: &str) -> Event {
+        Event::Started {
+            subscription: name.into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn listeners_come_to_an_end_with_the_tree_even_late_ones() {
+        let announcer = Announcer::new();
+        let mut early = announcer.listen();
+        announcer.announce(started("a"));
+        announcer.close();
+        announcer.announce(started("b"));
+        assert_eq!(early.next().await, Ok(Some(started("a"))));
+        assert_eq!(early.next().await, Ok(None));
+        assert_eq!(announcer.listen().next().await, Ok(None));
+    }
+
+    #[tokio::test]
+    async fn a_slow_listener_learns_how_much_it_missed() {
+        let announcer = Announcer::new();
+        let mut slow = announcer.listen();
+        (0..BACKLOG + 10).for_each(|_| announcer.announce(started("a")));
+        assert_eq!(slow.next().await, Err(MissedEvents(10)));
+        assert!(matches!(slow.next().await, Ok(Some(_))));
     }
 }

@@ -37,6 +37,8 @@ const UNBLOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE_MS: u32 = 50;
 const LONGEST_PAUSE_MS: u32 = 2000;
 const PAUSE_JITTER_MS: u32 = 50;
+/// With less time than this left there is no further attempt to connect at first.
+const LAST_ATTEMPT: Duration = Duration::from_millis(50);
 /// How often a command is handed to the client that the client could not send.
 const ROUTING_ATTEMPTS: u32 = 3;
 /// What the client says then.
@@ -144,10 +146,12 @@ impl Connection {
                 }
                 Err(failure) => failure,
             };
-            if !failure.is_passing() || Instant::now() + pause >= deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !failure.is_passing() || left < LAST_ATTEMPT {
                 return Err(failure.explained(|text| format!("cannot connect to {redis}: {text}")));
             }
-            tokio::time::sleep(pause).await;
+            // The nearer the end, the shorter the pause, so that there is always a last attempt.
+            tokio::time::sleep(pause.min(left / 2)).await;
             pause = (pause * 2).min(Duration::from_millis(u64::from(LONGEST_PAUSE_MS)));
         }
     }
@@ -490,6 +494,13 @@ impl Live {
     fn end(&self) {
         self.router.abort();
         self.namer.abort();
+    }
+}
+
+/// Nobody else closes its sockets: not when it is dropped while it is being opened, either.
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

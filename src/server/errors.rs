@@ -100,7 +100,9 @@ impl From<fred::error::Error> for ServerError {
     fn from(error: fred::error::Error) -> Self {
         let text = io_text(error.details());
         match ServerError::from_reply(&text) {
-            // Not the words of a server but the client's own.
+            // A server's own words.
+            ServerError::Refused(text) if text.starts_with("ERR ") => ServerError::Refused(text),
+            // The client's.
             ServerError::Refused(text) => match error.kind() {
                 ErrorKind::Config
                 | ErrorKind::Url

@@ -20,7 +20,8 @@ const MOST_LOOKED_AT: i64 = 1000;
 /// `cursor`.
 ///
 /// A pass begins with [`EntryId::MIN`] as the cursor and goes on with the `next` of each reply
-/// until that is [`EntryId::MIN`] again: an empty reply is not the end.
+/// until that is [`EntryId::MIN`] again: an empty reply is not the end. What is `held` is left to
+/// whoever has it.
 pub(crate) async fn reclaim(
     conn: &Connection,
     group: &Group,
@@ -28,6 +29,7 @@ pub(crate) async fn reclaim(
     least_idle: Duration,
     cursor: EntryId,
     count: usize,
+    held: &[EntryId],
 ) -> Result<Recovered, ServerError> {
     static RECLAIM: Script = Script::new(concat!(
         include_str!("scripts/errors.lua"),
@@ -42,7 +44,7 @@ pub(crate) async fn reclaim(
             next: EntryId::MIN,
         });
     };
-    let args = vec![
+    let mut args = vec![
         group.arg(),
         encode_text(consumer),
         encode_milliseconds(least_idle),
@@ -50,6 +52,8 @@ pub(crate) async fn reclaim(
         Value::Integer(count.clamp(1, MOST_TAKEN) as i64),
         Value::Integer(MOST_LOOKED_AT),
     ];
+    let mut ids = super::Ids::with_capacity(held.len());
+    args.extend(held.iter().map(|id| ids.encode(*id)));
     recovered(
         conn.script(&RECLAIM, vec![group.key()], args).await?,
         frame::id,

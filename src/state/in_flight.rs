@@ -299,6 +299,19 @@ impl InFlight {
             .collect()
     }
 
+    /// What a reclaim that takes entries idle for `age` could take from this process itself: what was
+    /// not kept fresh of late, as after a pause of the whole process, and what was given up on.
+    pub(crate) fn stale(&self, age: Duration, now: Instant) -> Vec<EntryId> {
+        let table = lock(&self.table);
+        let stale = |held: &Held| {
+            matches!(held.what, What::Abandoned { .. })
+                // The server's clock began earlier than ours, by the time that the reply took.
+                || now.saturating_duration_since(held.fresh_since) >= age / 2
+        };
+        let stale = table.held.iter().filter(|(_, held)| stale(held));
+        stale.map(|(&id, _)| id).collect()
+    }
+
     /// The server has these as fresh since `now`.
     pub(crate) fn refreshed(&self, ids: &[EntryId], now: Instant) {
         let mut table = lock(&self.table);

@@ -38,6 +38,10 @@ struct Inner {
     /// Entries that wait here for their delay, by the time when they are due.
     parked: BTreeMap<(Instant, EntryId), ParkedJob>,
     due: Vec<ParkedJob>,
+    /// Nobody will be here when a delay is over: none is waited for.
+    ending: bool,
+    /// Nothing is started any more.
+    starts_closed: bool,
 }
 
 /// Where a copy goes.
@@ -134,14 +138,20 @@ impl SettleQueue {
 
     /// An entry waits here until `due`.
     pub(crate) fn park(&self, due: Instant, job: ParkedJob) {
-        lock(&self.inner).parked.insert((due, job.id), job);
+        let mut inner = lock(&self.inner);
+        let due = if inner.ending { Instant::now() } else { due };
+        inner.parked.insert((due, job.id), job);
+        drop(inner);
         self.work.notify_one();
     }
 
     /// A start is to be counted; the answer comes through the job.
     pub(crate) fn count_start(&self, job: StartJob) {
-        lock(&self.inner).starts.push(job);
-        self.work.notify_one();
+        let mut inner = lock(&self.inner);
+        if !inner.starts_closed {
+            inner.starts.push(job);
+            self.work.notify_one();
+        }
     }
 
     /// Returns when there may be something new to send.
@@ -241,9 +251,10 @@ impl SettleQueue {
         }
     }
 
-    /// Everything parked is due now: the process is about to end.
+    /// Everything parked is due now, and so is what is still to come: the process is about to end.
     pub(crate) fn all_due(&self) {
         let mut inner = lock(&self.inner);
+        inner.ending = true;
         let now = Instant::now();
         inner.parked = std::mem::take(&mut inner.parked)
             .into_iter()
@@ -262,6 +273,12 @@ impl SettleQueue {
     }
 
     /// Nothing is started any more: whoever waits for a start to be counted learns that it is not.
+    pub(crate) fn close_starts(&self) {
+        lock(&self.inner).starts_closed = true;
+        self.cancel_starts();
+    }
+
+    /// Whoever waits for a start to be counted learns that it is not, and may ask again.
     pub(crate) fn cancel_starts(&self) {
         let cancelled = std::mem::take(&mut lock(&self.inner).starts);
         drop(cancelled);

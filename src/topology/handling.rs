@@ -64,6 +64,29 @@ pub trait Handler: Send + Sync + 'static {
     }
 }
 
+/// One handler for several subscriptions.
+impl<H: Handler> Handler for Arc<H> {
+    type Message = H::Message;
+    type State = H::State;
+
+    async fn start(&self, worker: Worker) -> Result<Self::State, BoxError> {
+        H::start(self, worker).await
+    }
+
+    async fn handle(
+        &self,
+        message: Self::Message,
+        context: &Context,
+        state: &mut Self::State,
+    ) -> Result<Outcome, BoxError> {
+        H::handle(self, message, context, state).await
+    }
+
+    async fn stop(&self, state: Self::State) {
+        H::stop(self, state).await;
+    }
+}
+
 /// One of the workers of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Worker {

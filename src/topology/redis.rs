@@ -86,8 +86,8 @@ impl Redis {
         self.config.server.is_clustered()
     }
 
-    /// The configuration as fred takes it.
-    pub(crate) fn config(&self) -> &Config {
+    /// The configuration as fred takes it, for clients of the application's own.
+    pub fn config(&self) -> &Config {
         &self.config
     }
 }

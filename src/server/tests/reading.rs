@@ -63,9 +63,17 @@ async fn a_stream_may_be_called_as_a_message_of_a_channel() {
             .await
             .unwrap();
         assert_eq!(read.entries.len(), 1, "{name}");
-        let again = reclaim(&stage.conn, &group, name, Duration::ZERO, EntryId::MIN, 10)
-            .await
-            .unwrap();
+        let again = reclaim(
+            &stage.conn,
+            &group,
+            name,
+            Duration::ZERO,
+            EntryId::MIN,
+            10,
+            &[],
+        )
+        .await
+        .unwrap();
         assert_eq!(again.entries.len(), 1, "{name}");
         assert_eq!(
             own_pending(&stage.conn, &group, name, EntryId::MIN, 10)
@@ -230,9 +238,17 @@ async fn reclaiming_takes_what_is_due_with_its_count_and_idle_time() {
         stage.delete(ids[3]);
         stage.delete(ids[4]);
         stage.age(ids[5], "c", HOUR, 4);
-        let taken = reclaim(&stage.conn, &stage.group, "e", ms(HOUR), EntryId::MIN, 100)
-            .await
-            .unwrap();
+        let taken = reclaim(
+            &stage.conn,
+            &stage.group,
+            "e",
+            ms(HOUR),
+            EntryId::MIN,
+            100,
+            &[],
+        )
+        .await
+        .unwrap();
         let found: Vec<_> = taken
             .entries
             .iter()
@@ -258,12 +274,29 @@ async fn reclaiming_takes_what_is_due_with_its_count_and_idle_time() {
         assert_eq!(stage.pending(), expected);
         assert!(stage.idle(ids[0]) < ms(HOUR));
 
-        let again = reclaim(&stage.conn, &stage.group, "x", ms(HOUR), EntryId::MIN, 100)
-            .await
-            .unwrap();
+        let again = reclaim(
+            &stage.conn,
+            &stage.group,
+            "x",
+            ms(HOUR),
+            EntryId::MIN,
+            100,
+            &[],
+        )
+        .await
+        .unwrap();
         assert!(again.entries.is_empty() && again.gone.is_empty());
         stage.ok(&["XGROUP", "DESTROY", STREAM, "g"]);
-        let gone = reclaim(&stage.conn, &stage.group, "e", ms(HOUR), EntryId::MIN, 1).await;
+        let gone = reclaim(
+            &stage.conn,
+            &stage.group,
+            "e",
+            ms(HOUR),
+            EntryId::MIN,
+            1,
+            &[],
+        )
+        .await;
         assert!(matches!(gone, Err(ServerError::GroupGone(_))), "{gone:?}");
     }
 }
@@ -284,7 +317,7 @@ async fn a_reclaim_pass_visits_everything_once_however_little_is_due() {
         for count in [1, 7, 50, 1000] {
             let (mut found, mut cursor, mut calls) = (Vec::new(), EntryId::MIN, 0);
             loop {
-                let taken = reclaim(&stage.conn, &stage.group, "d", ms(HOUR), cursor, count)
+                let taken = reclaim(&stage.conn, &stage.group, "d", ms(HOUR), cursor, count, &[])
                     .await
                     .unwrap();
                 assert!(taken.entries.len() <= count);

@@ -94,10 +94,18 @@ async fn scripts_hold_the_server_for_a_millisecond_or_two() {
         ] {
             let mut cursor = EntryId::MIN;
             for _ in 0..300 {
-                cursor = reclaim(conn, group, "d", Duration::from_millis(idle), cursor, count)
-                    .await
-                    .unwrap()
-                    .next;
+                cursor = reclaim(
+                    conn,
+                    group,
+                    "d",
+                    Duration::from_millis(idle),
+                    cursor,
+                    count,
+                    &[],
+                )
+                .await
+                .unwrap()
+                .next;
             }
             stage.took(what, "evalsha", count as u64);
         }

@@ -1,0 +1,199 @@
+//! The examples are programs that work: each is run as a user runs it, and the README shows one of
+//! them word for word.
+
+mod support;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use support::*;
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn the_earthquakes_are_all_accounted_for() {
+    let server = Server::start(Server::default_version());
+    let mut program = Program::start("earthquakes", &server);
+    let status = program.ends_within(Duration::from_secs(90));
+    let (output, errors) = program.said();
+
+    assert!(status.success(), "{status}\n{output}\n{errors}");
+    assert_eq!(output.lines().last(), Some("lost: 0"), "{output}");
+    assert_eq!(errors, "", "nothing is wrong, so nothing is said of it");
+    let keys = server.command(&["KEYS", "*"]);
+    assert!(
+        keys.as_array().is_empty(),
+        "the run left these keys behind: {keys:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_interrupted_run_leaves_nothing_behind() {
+    let server = Server::start(Server::default_version());
+    let mut program = Program::start("earthquakes", &server);
+    // The tree runs, and the alerts that are delayed for a second keep it running.
+    eventually(SOON, "its tree and its keys", || {
+        server.client_list().len() > 1 && !server.command(&["KEYS", "*"]).as_array().is_empty()
+    })
+    .await;
+    program.interrupt();
+    let status = program.ends_within(SOON);
+    let (output, errors) = program.said();
+
+    assert_eq!(status.code(), Some(130), "{output}\n{errors}");
+    assert!(errors.contains("interrupted"), "{errors}");
+    assert!(server.command(&["KEYS", "*"]).as_array().is_empty());
+    eventually(SOON, "no connection left", || {
+        server.client_list().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_quickstart_acknowledges_orders_and_stops_on_ctrl_c() {
+    let server = Server::start(Server::default_version());
+    let mut program = Program::start("quickstart", &server);
+    // The group begins with what is added after it.
+    eventually(SOON, "the group", || {
+        matches!(server.command(&["XINFO", "GROUPS", "orders"]), Reply::Array(groups) if groups.len() == 1)
+    })
+    .await;
+    server.xadd("orders", &[("_payload", r#"{"id": 7}"#)]);
+    let last = server.xadd("orders", &[("_payload", r#"{"id": 8}"#)]);
+    eventually(SOON, "both orders read and acknowledged", || {
+        last_delivered(&server) == last && server.xpending_count("orders", "workers") == 0
+    })
+    .await;
+
+    program.interrupt();
+    let status = program.ends_within(SOON);
+    let (output, errors) = program.said();
+    assert!(status.success(), "{status}\n{output}\n{errors}");
+    assert_eq!(output.matches("fulfilled").count(), 2, "{output}");
+    assert_eq!(server.xpending_count("orders", "workers"), 0);
+    assert_eq!(server.xlen("orders"), 2);
+    let consumers = server.command(&["XINFO", "CONSUMERS", "orders", "workers"]);
+    assert!(consumers.as_array().is_empty(), "{consumers:?}");
+}
+
+#[test]
+fn the_readme_shows_the_quickstart_word_for_word() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let quickstart = read("examples/quickstart.rs");
+    let program: Vec<&str> = quickstart
+        .lines()
+        .skip_while(|line| line.starts_with("//!") || line.is_empty())
+        .collect();
+    assert!(
+        read("README.md").contains(&program.join("\n")),
+        "README.md and examples/quickstart.rs differ: make them the same again"
+    );
+}
+
+fn last_delivered(server: &Server) -> String {
+    let groups = server.command(&["XINFO", "GROUPS", "orders"]);
+    let group = groups.as_array()[0].as_array();
+    let named = |pair: &&[Reply]| pair[0].as_str() == "last-delivered-id";
+    let id = group.chunks(2).find(named).map(|pair| pair[1].as_str());
+    id.unwrap_or_default().to_owned()
+}
+
+/// A built example, run against a server. Dropping it kills it.
+struct Program {
+    process: Child,
+    output: Option<JoinHandle<String>>,
+    errors: Option<JoinHandle<String>>,
+}
+
+impl Program {
+    #[track_caller]
+    fn start(example: &str, server: &Server) -> Program {
+        let path = binary(example);
+        let mut process = Command::new(&path)
+            .env("REDIS_URL", server.url())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot run {}: {error}", path.display()));
+        let output = process.stdout.take().map(collect);
+        let errors = process.stderr.take().map(collect);
+        Program {
+            process,
+            output,
+            errors,
+        }
+    }
+
+    /// What Ctrl-C sends.
+    fn interrupt(&self) {
+        let status = Command::new("sh")
+            .arg("-c")
+            .arg("kill -s INT \"$1\"")
+            .args(["sh", &self.process.id().to_string()])
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "kill failed");
+    }
+
+    #[track_caller]
+    fn ends_within(&mut self, deadline: Duration) -> ExitStatus {
+        let started = Instant::now();
+        while started.elapsed() < deadline {
+            let ended = self.process.try_wait();
+            if let Some(status) = ended.expect("a child can be waited for") {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.process.kill();
+        let (output, errors) = self.said();
+        panic!("it still runs after {deadline:?}\n{output}\n{errors}");
+    }
+
+    /// All that it wrote, once it has ended.
+    fn said(&mut self) -> (String, String) {
+        let text = |said: &mut Option<JoinHandle<String>>| {
+            let collected = said.take().map(|thread| thread.join());
+            collected.and_then(Result::ok).unwrap_or_default()
+        };
+        (text(&mut self.output), text(&mut self.errors))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Where cargo puts examples: beside the folder of the test that runs. It builds them with the tests,
+/// unless one test is asked for by name (`--test examples`).
+#[track_caller]
+fn binary(example: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a path");
+    let profile = test.parent().and_then(Path::parent);
+    let folder = profile.expect("target/<profile>/deps/<test>");
+    let path = folder.join("examples").join(example);
+    assert!(
+        path.is_file(),
+        "{} is missing: run `cargo build --examples` first",
+        path.display()
+    );
+    path
+}
+
+/// Takes what a process writes as it writes it, so that it never waits for a reader.
+fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = from.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    })
+}
