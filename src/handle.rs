@@ -8,10 +8,10 @@ use tokio::sync::watch;
 
 use crate::actors::{
     Ended, Failure, Message, Outline, ShutdownReport, StartError, StartedTree, SupervisorActor,
-    SupervisorMessage, Tree, assemble, is_in_handler_of,
+    SupervisorMessage, Tree, assemble, is_in_handler_of, status,
 };
 use crate::message::Publisher;
-use crate::observe::Events;
+use crate::observe::{Events, Status};
 use crate::topology::Topology;
 
 /// Starts trees.
@@ -155,6 +155,11 @@ impl SupervisorHandle {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         first.unwrap_or_else(|| self.held.tree.announcer.listen())
+    }
+
+    /// How the tree is doing. What only the server knows is asked of it, for a second at the most.
+    pub async fn status(&self) -> Status {
+        status(&self.held.tree).await
     }
 
     /// Ends the tree in order: nothing new is read, what was not started is given back, running handlers

@@ -30,7 +30,10 @@ pub use ractor;
 pub use actors::{Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
 pub use handle::{ShutdownError, Supervisor, SupervisorHandle};
 pub use message::*;
-pub use observe::{Child, Event, Events, MissedEvents};
+pub use observe::{
+    Child, Event, Events, LastError, MissedEvents, Restarts, State, Status, SubscriptionStatus,
+    Verdicts,
+};
 pub use topology::*;
 
 /// What most programs need.

@@ -1,6 +1,7 @@
 //! Who does the work: the supervisor and its children. Each is a thin shell around state that it is
 //! lent (`crate::state`) and what is said to the server (`crate::server`).
 
+mod condition;
 mod delays;
 mod drain;
 mod handler;
@@ -8,6 +9,7 @@ mod keep_alive;
 mod reader;
 mod settler;
 mod start;
+mod status;
 mod supervisor;
 mod sweeper;
 mod tree;
@@ -16,6 +18,7 @@ mod verdict;
 pub(crate) use handler::is_in_handler_of;
 pub use start::StartError;
 pub(crate) use start::{StartedTree, assemble};
+pub(crate) use status::status;
 pub(crate) use supervisor::{Ended, Message, Outline, SupervisorActor};
 pub use supervisor::{Failure, Remaining, ShutdownReport, SupervisorMessage};
 pub(crate) use tree::Tree;

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,9 @@ use futures_util::stream::FuturesOrdered;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::watch;
 
+use super::condition::Part;
 use super::delays::Delays;
-use super::tree::{BLOCKED_FOR, Order, Part, SubscriptionState, Tree};
+use super::tree::{BLOCKED_FOR, Order, SubscriptionState, Tree};
 use super::verdict::is_spent;
 use crate::message::{self, EntryId, Received};
 use crate::observe::Event;
@@ -70,7 +72,6 @@ pub(crate) struct ReaderState {
     short: u32,
     stop: Stop,
     delays: Delays,
-    announced: bool,
 }
 
 /// The word to stop reading: the tree's, or the subscription's own.
@@ -135,7 +136,6 @@ impl Actor for Reader {
             short: 2,
             stop,
             delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
-            announced: false,
         })
     }
 
@@ -440,6 +440,8 @@ impl ReaderState {
             .collect();
         let handed = self.hand_over(received);
         if handed > 0 {
+            let recovered = &self.subscription.counters.recovered;
+            recovered.fetch_add(handed as u64, Ordering::Relaxed);
             let subscription = self.subscription.name().clone();
             self.tree.announcer.announce(Event::Recovered {
                 subscription,
@@ -465,10 +467,14 @@ impl ReaderState {
             (Vec::new(), received)
         };
         if !others.is_empty() {
+            let foreign_copies = &subscription.counters.foreign_copies;
+            foreign_copies.fetch_add(others.len() as u64, Ordering::Relaxed);
             group.queue.acknowledge(others.iter().map(Received::id));
         }
         let new = group.in_flight.register(ours, Instant::now());
         let count = new.len();
+        let counters = &subscription.counters;
+        counters.read.fetch_add(count as u64, Ordering::Relaxed);
         let settings = &subscription.plan.settings;
         if new.iter().any(|received| is_spent(received, settings)) {
             let (spent, new): (Vec<_>, Vec<_>) = new
@@ -486,6 +492,8 @@ impl ReaderState {
 
     fn report_gone(&self, gone: Vec<EntryId>) {
         if !gone.is_empty() {
+            let count = &self.subscription.counters.gone;
+            count.fetch_add(gone.len() as u64, Ordering::Relaxed);
             let subscription = self.subscription.name().clone();
             self.tree.announcer.announce(Event::Gone {
                 subscription,
@@ -497,7 +505,7 @@ impl ReaderState {
     fn well(&mut self) {
         self.delays.reset();
         self.subscription.condition.well(Part::Reading);
-        if !std::mem::replace(&mut self.announced, true) {
+        if !self.subscription.started.swap(true, Ordering::Relaxed) {
             let subscription = self.subscription.name().clone();
             self.tree
                 .announcer

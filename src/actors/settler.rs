@@ -15,8 +15,9 @@ use futures_util::stream::FuturesUnordered;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::watch;
 
+use super::condition::Part;
 use super::delays::Delays;
-use super::tree::{BLOCKED_FOR, GroupState, Order, Part, Tree};
+use super::tree::{BLOCKED_FOR, GroupState, Order, Tree};
 use crate::message::EntryId;
 use crate::observe::Event;
 use crate::server::settle::{self, CopyTo, DeleteAcked, Settled, Started};

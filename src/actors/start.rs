@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, watch};
 
+use super::condition::Condition;
 use super::tree::{
-    Condition, DelaySet, GroupState, Order, SubscriptionState, Tree, connection_name,
+    Counters, DelaySet, GroupState, Order, SubscriptionState, Tree, connection_name,
 };
 use crate::message::{Mode, Publisher, Source, StreamKey};
 use crate::observe::{Announcer, Events};
@@ -254,6 +255,8 @@ async fn make(
             delay_set,
             failed: watch::Sender::new(false),
             parked_full: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            counters: Counters::default(),
             plan,
         });
         in_group.push(Arc::downgrade(&subscription));
@@ -274,6 +277,7 @@ async fn make(
         delay_sets,
         others: Mutex::default(),
         order: watch::Sender::new(Order::default()),
+        restarts: Mutex::default(),
     });
     Ok(StartedTree {
         tree,

@@ -330,6 +330,11 @@ impl SupervisorState {
         if let Some(Watched { killed: true, .. }) = self.watched.remove(&key) {
             error = "its handler ran past its deadline and was ended".to_owned();
         }
+        if let Key::Reader(at) | Key::Handler(at, _) = key
+            && let Some(subscription) = self.tree.subscriptions.get(at)
+        {
+            subscription.condition.note(&error);
+        }
         self.tree.announcer.announce(Event::Crashed {
             child: self.child(key),
             error: error.clone(),
@@ -427,17 +432,18 @@ impl SupervisorState {
         }
         match self.spawn(myself, key).await {
             Ok(()) => {
-                let policy = &self.tree.restart;
-                let budget = self
-                    .budgets
-                    .entry(key)
-                    .or_insert_with(|| Budget::new(policy));
-                budget.restarts += 1;
-                let restarts = budget.restarts;
-                self.tree.announcer.announce(Event::Restarted {
-                    child: self.child(key),
-                    restarts,
-                });
+                let child = self.child(key);
+                let mut restarts = self
+                    .tree
+                    .restarts
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                let count = restarts.entry(child.clone()).or_default();
+                *count += 1;
+                let restarts = *count;
+                self.tree
+                    .announcer
+                    .announce(Event::Restarted { child, restarts });
             }
             // Nobody tells of an actor that did not come to be. Boxed, because the two call each other.
             Err(error) => Box::pin(self.start_again(myself, key, error.to_string())).await,
@@ -640,8 +646,6 @@ struct Budget {
     within: Duration,
     spent: VecDeque<Instant>,
     delays: Delays,
-    /// Restarts ever.
-    restarts: u64,
 }
 
 impl Budget {
@@ -651,7 +655,6 @@ impl Budget {
             within: policy.within,
             spent: VecDeque::new(),
             delays: Delays::new(policy.first_delay, policy.max_delay),
-            restarts: 0,
         }
     }
 

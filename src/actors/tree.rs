@@ -1,19 +1,20 @@
 //! What the actors of a tree share: the state they are lent, the connections, and the word to stop.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
+use super::condition::Condition;
 use super::verdict::{self, Step};
 use crate::fail_point::fail_point;
-use crate::message::{EntryId, Received, Source, StreamKey};
-use crate::observe::{Announcer, Child, Event};
+use crate::message::{EntryId, Outcome, Received, Source, StreamKey};
+use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{Cursor, InFlight, Lanes, SettleQueue};
+use crate::state::{CopyJob, Cursor, Destination, InFlight, Lanes, SettleQueue};
 use crate::topology::{PlannedSubscription, Redis, RestartPolicy, Verdict};
 
 /// How long a subscription that the server refuses waits before it looks again.
@@ -37,6 +38,8 @@ pub(crate) struct Tree {
     /// The readers' connections and the keep-alive's, so that none outlives the tree.
     pub others: Mutex<Vec<Weak<Connection>>>,
     pub order: watch::Sender<Order>,
+    /// How often each actor was started again.
+    pub restarts: Mutex<HashMap<Child, u64>>,
 }
 
 /// What an actor is to do.
@@ -74,7 +77,62 @@ pub(crate) struct SubscriptionState {
     pub delay_set: Option<Arc<DelaySet>>,
     /// Its order to stop, beside the tree's: set when it alone fails.
     pub failed: watch::Sender<bool>,
-    pub parked_full: std::sync::atomic::AtomicBool,
+    pub parked_full: AtomicBool,
+    /// Its reader has read.
+    pub started: AtomicBool,
+    pub counters: Counters,
+}
+
+/// What happened since the start, for the status.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub read: AtomicU64,
+    pub recovered: AtomicU64,
+    pub gone: AtomicU64,
+    pub foreign_copies: AtomicU64,
+    pub acknowledged: AtomicU64,
+    pub rejected: AtomicU64,
+    pub retried: AtomicU64,
+    pub delayed: AtomicU64,
+    pub dead_lettered: AtomicU64,
+    pub left_pending: AtomicU64,
+}
+
+impl Counters {
+    /// Counts a verdict by what it asks for.
+    fn verdict(&self, done: bool, step: &Step) {
+        let counter = match step {
+            Step::Acknowledge if done => &self.acknowledged,
+            Step::Acknowledge => &self.rejected,
+            Step::Copy(CopyJob {
+                to: Destination::Stream,
+                ..
+            }) => &self.retried,
+            Step::Copy(CopyJob {
+                to: Destination::Delay { .. },
+                ..
+            })
+            | Step::Park(..) => &self.delayed,
+            Step::Copy(CopyJob {
+                to: Destination::DeadLetter { .. },
+                ..
+            }) => &self.dead_lettered,
+            Step::Leave(_) => &self.left_pending,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn verdicts(&self) -> Verdicts {
+        let now = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Verdicts {
+            acknowledged: now(&self.acknowledged),
+            rejected: now(&self.rejected),
+            retried: now(&self.retried),
+            delayed: now(&self.delayed),
+            dead_lettered: now(&self.dead_lettered),
+            left_pending: now(&self.left_pending),
+        }
+    }
 }
 
 /// A delay set and who waits on it.
@@ -152,7 +210,10 @@ impl SubscriptionState {
     pub(crate) fn settle(&self, received: &Received, verdict: Verdict) {
         let group = &self.group;
         let id = received.id();
-        match verdict::step(received, verdict, &self.plan.settings) {
+        let done = matches!(verdict, Verdict::Said(Outcome::Ack));
+        let step = verdict::step(received, verdict, &self.plan.settings);
+        self.counters.verdict(done, &step);
+        match step {
             Step::Acknowledge => group.queue.acknowledge([id]),
             // Its owner gives a verdict of its own.
             Step::Copy(_) | Step::Park(..) if received.is_lost() => {
@@ -252,98 +313,5 @@ impl GroupState {
                 });
             }
         }
-    }
-}
-
-/// How the server is to a subscription, by what its reader and its settler last heard.
-pub(crate) struct Condition {
-    name: Arc<str>,
-    announcer: Announcer,
-    inner: Mutex<BTreeMap<Part, Trouble>>,
-}
-
-/// Whose experience it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
-    Reading,
-    Settling,
-}
-
-struct Trouble {
-    blocked: bool,
-    since: Instant,
-    error: String,
-}
-
-impl Condition {
-    pub(crate) fn new(name: Arc<str>, announcer: Announcer) -> Self {
-        Condition {
-            name,
-            announcer,
-            inner: Mutex::default(),
-        }
-    }
-
-    /// It works.
-    pub(crate) fn well(&self, part: Part) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(trouble) = inner.remove(&part) else {
-            return;
-        };
-        if !inner.is_empty() {
-            return;
-        }
-        drop(inner);
-        let subscription = self.name.clone();
-        self.announcer.announce(if trouble.blocked {
-            Event::Unblocked { subscription }
-        } else {
-            Event::ServerBack {
-                subscription,
-                after: trouble.since.elapsed(),
-            }
-        });
-    }
-
-    /// The server is away, or refuses. Said once, however often it happens.
-    pub(crate) fn trouble(&self, part: Part, error: &ServerError) {
-        let blocked = error.is_lasting();
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = inner.values().any(|trouble| trouble.blocked == blocked);
-        let error = error.to_string();
-        let since = inner
-            .get(&part)
-            .map_or_else(Instant::now, |trouble| trouble.since);
-        inner.insert(
-            part,
-            Trouble {
-                blocked,
-                since,
-                error: error.clone(),
-            },
-        );
-        drop(inner);
-        if known {
-            tracing::debug!(target: "streamvisor", subscription = %self.name, error, "still in trouble");
-            return;
-        }
-        let subscription = self.name.clone();
-        self.announcer.announce(if blocked {
-            Event::Blocked {
-                subscription,
-                error,
-            }
-        } else {
-            Event::ServerAway {
-                subscription,
-                error,
-            }
-        });
-    }
-
-    /// What is wrong now.
-    pub(crate) fn error(&self) -> Option<String> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.values().next().map(|trouble| trouble.error.clone())
     }
 }

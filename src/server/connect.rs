@@ -250,6 +250,7 @@ impl Connection {
 
     /// Closes the link and makes a new one; what is under way on it fails with
     /// [`ServerError::Away`].
+    #[cfg(test)]
     pub(crate) async fn reconnect(&self) {
         if !self.is_closed() {
             let mut live = self.live();
@@ -277,6 +278,7 @@ impl Connection {
     }
 
     /// Whether there is a link right now, as far as is known.
+    #[cfg(test)]
     pub(crate) fn is_connected(&self) -> bool {
         let live = self.live();
         !self.is_closed() && !live.router.is_finished() && live.client.is_connected()

@@ -346,7 +346,28 @@ pub(crate) async fn consumers(
     frame::array(reply)?.into_iter().map(state).collect()
 }
 
+/// How long the oldest pending entry of a group has been idle; `None` if nothing is pending.
+pub(crate) async fn oldest_idle(
+    conn: &Connection,
+    group: &Group,
+) -> Result<Option<Duration>, ServerError> {
+    let word = Value::from_static_str;
+    let args = vec![
+        group.key(),
+        group.arg(),
+        word("-"),
+        word("+"),
+        Value::Integer(1),
+    ];
+    let Some(oldest) = frame::array(conn.call("XPENDING", args).await?)?.pop() else {
+        return Ok(None);
+    };
+    let [_id, _consumer, idle, _count] = frame::tuple(oldest)?;
+    frame::milliseconds(idle).map(Some)
+}
+
 /// How many entries a stream holds; none, if it does not exist.
+#[cfg(test)]
 pub(crate) async fn length(conn: &Connection, stream: &StreamKey) -> Result<u64, ServerError> {
     let reply = conn
         .call("XLEN", vec![Value::Bytes(stream.0.clone())])

@@ -150,6 +150,12 @@ impl Cursor {
         }
     }
 
+    /// Whether own pending entries are looked through before anything fresh is read.
+    pub(crate) fn is_catching_up(&self) -> bool {
+        let stage = self.recovery.as_ref().map(|recovery| &recovery.stage);
+        matches!(stage, Some(Stage::AtStart | Stage::First))
+    }
+
     /// Whether ids that are let go of have to be remembered, because a recovery would find them.
     pub(crate) fn is_recovering(&self) -> bool {
         self.recovery.is_some()
