@@ -23,11 +23,11 @@ use super::condition::Part;
 use super::delays::Delays;
 use super::tree::{BLOCKED_FOR, Order, SubscriptionState, Tree};
 use super::verdict::is_spent;
-use crate::message::{self, EntryId, Received};
+use crate::message::{self, Entry, EntryId, Received};
 use crate::observe::Event;
 use crate::server::group;
 use crate::server::read::{self, Read, Recovered};
-use crate::server::{Connection, Role, ServerError, reclaim};
+use crate::server::{Connection, Role, ServerError, reclaim, settle};
 use crate::state::Usage;
 use crate::topology::{ReadMode, Verdict};
 
@@ -38,6 +38,8 @@ const STEP: usize = 100;
 const FIRST_COUNT: usize = 16;
 /// Between two steps of a reclaim pass that found nothing.
 const PACE: Duration = Duration::from_millis(10);
+/// How often a subscription that claims looks for pending entries that were deleted.
+const PURGE_EVERY: Duration = Duration::from_secs(300);
 /// How often a read that is to end is ended again, until its reply is there.
 const UNBLOCK_AGAIN: Duration = Duration::from_millis(20);
 /// How often the runtime gets its turn so that a read that was sent reaches the socket: its client has
@@ -57,7 +59,46 @@ pub(crate) enum ReaderMessage {
 #[cfg(feature = "cluster")]
 impl ractor::Message for ReaderMessage {}
 
-type Reply = (usize, Result<Read, ServerError>);
+/// What a read was to bring at most, and what it brought.
+type Reply = (usize, Result<Fetched, ServerError>);
+
+/// What a read brought.
+#[derive(Default)]
+struct Fetched {
+    fresh: Vec<Entry>,
+    /// What was left behind, with its delivery count and how long it lay idle.
+    claimed: Vec<(Entry, u64, Duration)>,
+    gone: Vec<EntryId>,
+}
+
+impl From<Read> for Fetched {
+    fn from(read: Read) -> Self {
+        Fetched {
+            fresh: read.entries,
+            gone: read.gone,
+            claimed: Vec::new(),
+        }
+    }
+}
+
+impl From<Recovered> for Fetched {
+    fn from(read: Recovered) -> Self {
+        let mut fetched = Fetched {
+            gone: read.gone,
+            ..Fetched::default()
+        };
+        for (entry, count, idle) in read.entries {
+            // What is claimed has been idle for some time; a fresh entry never was. The count alone
+            // does not tell: an entry that was given back has none either.
+            if count == 0 && idle.is_zero() {
+                fetched.fresh.push(entry);
+            } else {
+                fetched.claimed.push((entry, count, idle));
+            }
+        }
+        fetched
+    }
+}
 
 pub(crate) struct ReaderState {
     tree: Arc<Tree>,
@@ -72,6 +113,24 @@ pub(crate) struct ReaderState {
     short: u32,
     stop: Stop,
     delays: Delays,
+    /// The next read claims nothing.
+    plain: bool,
+    /// When deleted entries are looked for.
+    purge_at: Instant,
+    /// It is the purge's turn, and not that of a read.
+    purge_turn: bool,
+}
+
+/// What a step of a reclaim pass came to.
+enum Step {
+    /// It took something.
+    Found,
+    /// It found nothing that is due.
+    Nothing,
+    /// It came to the end of the pending list; whether the whole pass has found something.
+    EndOfPass { found: bool },
+    /// There was no room, and it waited for some.
+    Waited,
 }
 
 /// The word to stop reading: the tree's, or the subscription's own.
@@ -113,7 +172,7 @@ impl Actor for Reader {
         myself: ActorRef<ReaderMessage>,
         (tree, subscription): Self::Arguments,
     ) -> Result<ReaderState, ActorProcessingErr> {
-        if subscription.plan.settings.mode == ReadMode::Tail {
+        if subscription.plan.settings.mode.reads_fresh() {
             let mut cursor = subscription.cursor();
             cursor.resume();
             subscription
@@ -136,6 +195,9 @@ impl Actor for Reader {
             short: 2,
             stop,
             delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
+            plain: false,
+            purge_at: Instant::now(),
+            purge_turn: false,
         })
     }
 
@@ -164,8 +226,9 @@ impl ReaderState {
             return Ok(());
         };
         match self.subscription.plan.settings.mode {
-            ReadMode::Tail => self.tail(connection).await,
-            ReadMode::Reclaim { min_idle } => self.reclaim(connection, min_idle).await,
+            ReadMode::Tail => self.read(connection, None).await,
+            ReadMode::Claiming { min_idle } => self.read(connection, Some(min_idle)).await,
+            ReadMode::Reclaim { min_idle } => self.reclaim(&connection, min_idle).await,
         }
     }
 
@@ -190,13 +253,27 @@ impl ReaderState {
 
     // ---- fresh entries ------------------------------------------------------------------------------
 
-    async fn tail(&mut self, connection: Arc<Connection>) -> Result<(), ServerError> {
+    /// One round of reading from `>`; with `claim`, what was left behind for so long as well.
+    async fn read(
+        &mut self,
+        connection: Arc<Connection>,
+        claim: Option<Duration>,
+    ) -> Result<(), ServerError> {
         let due = self.subscription.cursor().recovery_due(Instant::now());
         if let Some(after) = due {
             return self.recover(&connection, after).await;
         }
+        let purging = claim.is_some() && self.purge_at <= Instant::now();
+        if let Some(min_idle) = claim.filter(|_| purging)
+            && self.reads.is_empty()
+            && self.arrived.is_empty()
+            && std::mem::take(&mut self.purge_turn)
+        {
+            return self.purge(&connection, min_idle).await;
+        }
+        self.purge_turn = true;
         self.subscription.at("reader.before_read");
-        self.send_reads(&connection);
+        self.send_reads(&connection, claim);
         if self.reads.is_empty() && self.arrived.is_empty() {
             self.wait_for_room().await;
             return Ok(());
@@ -214,19 +291,24 @@ impl ReaderState {
             return Ok(());
         };
         self.subscription.at("reader.reply");
-        let read = reply?;
-        if read.entries.len() >= asked && !stopping {
-            self.read_ahead(&connection).await;
+        let fetched = reply?;
+        if !fetched.claimed.is_empty() {
+            // Nothing of the reply starts before these counts are what they were.
+            put_back(&self.subscription, &connection, &fetched.claimed).await?;
+            // A long backlog of these does not keep fresh ones waiting.
+            self.plain = fetched.claimed.len() >= asked;
+        } else if fetched.fresh.len() >= asked && !stopping && !purging {
+            self.read_ahead(&connection, claim).await;
         }
-        self.take(asked, read)
+        self.take(asked, fetched)
     }
 
     /// While entries keep coming, the next read leaves before this reply is handed over: the workers
     /// may take the processor for a while, and the server would wait for them. What has come is still
     /// among what was asked for, so there is room for it.
-    async fn read_ahead(&mut self, connection: &Arc<Connection>) {
+    async fn read_ahead(&mut self, connection: &Arc<Connection>, claim: Option<Duration>) {
         self.short = 0;
-        self.send_reads(connection);
+        self.send_reads(connection, claim);
         // A read is sent when it is polled, and those before it may be ready already.
         while let Poll::Ready(Some(reply)) = futures_util::poll!(self.reads.next()) {
             self.arrived.push_back(reply);
@@ -238,10 +320,13 @@ impl ReaderState {
 
     /// Sends the reads that there is room for: two that do not block while entries keep coming, and
     /// one that blocks when the stream is at its end.
-    fn send_reads(&mut self, connection: &Arc<Connection>) {
+    fn send_reads(&mut self, connection: &Arc<Connection>, claim: Option<Duration>) {
         let settings = &self.subscription.plan.settings;
-        while self.reads.len() + self.arrived.len() < 2 {
-            let at_end = self.short >= 2;
+        // The steps of a purge come between reads that do not block, one at a time.
+        let purging = claim.is_some() && self.purge_at <= Instant::now();
+        let most = if purging { 1 } else { 2 };
+        while self.reads.len() + self.arrived.len() < most {
+            let at_end = self.short >= 2 && !purging;
             if at_end && !self.reads.is_empty() {
                 return;
             }
@@ -259,15 +344,24 @@ impl ReaderState {
             });
             self.subscription.cursor().sent();
             self.asked += count;
-            let read = read::read_fresh(
+            let (connection, group) = (
                 Arc::clone(connection),
                 Arc::clone(&self.subscription.group.group),
-                Arc::clone(&self.subscription.source.consumer),
-                count,
-                block,
             );
-            self.reads
-                .push_back(Box::pin(async move { (count, read.await) }));
+            let consumer = Arc::clone(&self.subscription.source.consumer);
+            let plain = std::mem::take(&mut self.plain);
+            let read: BoxFuture<'static, Reply> = match claim.filter(|_| !plain) {
+                None => Box::pin(async move {
+                    let read = read::read_fresh(connection, group, consumer, count, block).await;
+                    (count, read.map(Fetched::from))
+                }),
+                Some(idle) => Box::pin(async move {
+                    let read =
+                        read::read_claiming(connection, group, consumer, count, block, idle).await;
+                    (count, read.map(Fetched::from))
+                }),
+            };
+            self.reads.push_back(read);
             if at_end {
                 return;
             }
@@ -309,21 +403,26 @@ impl ReaderState {
         let _ = self.stop.or(changed).await;
     }
 
-    fn take(&mut self, asked: usize, read: Read) -> Result<(), ServerError> {
-        let Read { entries, gone } = read;
+    fn take(&mut self, asked: usize, fetched: Fetched) -> Result<(), ServerError> {
+        let Fetched {
+            fresh,
+            claimed,
+            gone,
+        } = fetched;
         self.asked = self.asked.saturating_sub(asked);
-        self.short = if entries.len() + gone.len() < asked {
-            self.short + 1
+        let brought = fresh.len() + claimed.len() + gone.len();
+        self.short = if brought < asked { self.short + 1 } else { 0 };
+        let highest = fresh.iter().map(|entry| entry.id()).max();
+        let highest = highest.max(if claimed.is_empty() {
+            gone.iter().copied().max()
         } else {
-            0
-        };
-        let highest = entries
-            .iter()
-            .map(|entry| entry.id())
-            .chain(gone.iter().copied())
-            .max();
+            None
+        });
+        if !claimed.is_empty() {
+            self.take_recovered(claimed);
+        }
         let source = &self.subscription.source;
-        let received = entries
+        let received = fresh
             .into_iter()
             .map(|entry| Received::fresh(entry, source))
             .collect();
@@ -367,7 +466,8 @@ impl ReaderState {
                 .collect();
             let taken = read::take_own(connection, group, consumer, &wanted).await?;
             self.subscription.at("reader.pending_taken");
-            self.take_recovered(taken);
+            self.take_recovered(taken.entries);
+            self.report_gone(taken.gone);
             self.subscription.at("reader.recovered");
         }
         if later.is_empty() {
@@ -389,50 +489,83 @@ impl ReaderState {
 
     async fn reclaim(
         &mut self,
-        connection: Arc<Connection>,
+        connection: &Connection,
         min_idle: Duration,
     ) -> Result<(), ServerError> {
+        match self.reclaim_step(connection, min_idle).await? {
+            Step::Found | Step::Waited => {}
+            Step::Nothing => {
+                let _ = self.stop.or(tokio::time::sleep(PACE)).await;
+            }
+            Step::EndOfPass { found: true } => {}
+            Step::EndOfPass { found: false } => {
+                let block = self.subscription.plan.settings.block;
+                let _ = self.stop.or(tokio::time::sleep(block)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what is due of the next part of the pending list.
+    async fn reclaim_step(
+        &mut self,
+        connection: &Connection,
+        min_idle: Duration,
+    ) -> Result<Step, ServerError> {
         let subscription = Arc::clone(&self.subscription);
         let count = self.room().min(STEP);
         if count == 0 {
             self.wait_for_room().await;
-            return Ok(());
+            return Ok(Step::Waited);
         }
         let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
         let from = subscription.cursor().reclaim_next;
         self.subscription.at("reclaim.before");
         let held = subscription.group.in_flight.stale(min_idle, Instant::now());
         let found =
-            reclaim::reclaim(&connection, group, consumer, min_idle, from, count, &held).await?;
+            reclaim::reclaim(connection, group, consumer, min_idle, from, count, &held).await?;
         self.subscription.at("reclaim.reply");
-        let (next, nothing) = (
-            found.next,
-            found.entries.is_empty() && found.gone.is_empty(),
-        );
-        self.take_recovered(found);
+        let nothing = found.entries.is_empty() && found.gone.is_empty();
+        let next = found.next;
+        self.take_recovered(found.entries);
+        self.report_gone(found.gone);
         self.subscription.at("reclaim.handed_over");
-        let end_of_pass = next == EntryId::MIN;
-        let idle_pass = {
+        let step = {
             let mut cursor = subscription.cursor();
             cursor.reclaim_next = next;
             cursor.reclaim_found |= !nothing;
-            end_of_pass && !std::mem::take(&mut cursor.reclaim_found)
+            match (next, nothing) {
+                (EntryId::MIN, _) => {
+                    let found = std::mem::take(&mut cursor.reclaim_found);
+                    Step::EndOfPass { found }
+                }
+                (_, true) => Step::Nothing,
+                (_, false) => Step::Found,
+            }
         };
         self.subscription.at("reclaim.moved");
         self.well();
-        if idle_pass {
-            let block = subscription.plan.settings.block;
-            let _ = self.stop.or(tokio::time::sleep(block)).await;
-        } else if nothing && !end_of_pass {
-            let _ = self.stop.or(tokio::time::sleep(PACE)).await;
+        Ok(step)
+    }
+
+    /// CLAIM passes over entries that were deleted while they were pending, and leaves them there for
+    /// ever. Now and then a reclaim pass takes them off the list.
+    async fn purge(
+        &mut self,
+        connection: &Connection,
+        min_idle: Duration,
+    ) -> Result<(), ServerError> {
+        match self.reclaim_step(connection, min_idle).await? {
+            Step::EndOfPass { .. } => self.purge_at = Instant::now() + PURGE_EVERY,
+            // Fresh entries have their turn between the steps.
+            _ => self.plain = true,
         }
         Ok(())
     }
 
     // ---- both -------------------------------------------------------------------------------------------
 
-    fn take_recovered(&mut self, recovered: Recovered) {
-        let Recovered { entries, gone, .. } = recovered;
+    fn take_recovered(&mut self, entries: Vec<(Entry, u64, Duration)>) {
         let source = &self.subscription.source;
         let received: Vec<Received> = entries
             .into_iter()
@@ -448,7 +581,6 @@ impl ReaderState {
                 entries: handed,
             });
         }
-        self.report_gone(gone);
     }
 
     /// Registers what was read and puts it before the workers: one step, with nothing in between that
@@ -515,7 +647,7 @@ impl ReaderState {
 
     /// Decides what a failed read means, and waits where waiting helps.
     async fn face(&mut self, error: ServerError) -> Result<(), ActorProcessingErr> {
-        if self.subscription.plan.settings.mode == ReadMode::Tail {
+        if self.subscription.plan.settings.mode.reads_fresh() {
             self.subscription.cursor().lose_track();
             self.subscription
                 .group
@@ -585,6 +717,28 @@ impl ReaderState {
         }
         connection.close().await;
     }
+}
+
+/// A read that claims counts as a delivery, and is no start: puts the counts back. What this process
+/// holds in another consumer's name, and could not keep fresh, goes back to that one.
+async fn put_back(
+    subscription: &SubscriptionState,
+    connection: &Connection,
+    claimed: &[(Entry, u64, Duration)],
+) -> Result<(), ServerError> {
+    let (group, ours) = (&subscription.group.group, &subscription.source.consumer);
+    let (mut counts, mut misplaced) = (Vec::with_capacity(claimed.len()), Vec::new());
+    for (entry, count, _) in claimed {
+        match subscription.group.in_flight.owner(entry.id()) {
+            Some(holder) if holder != *ours => misplaced.push((entry.id(), holder, *count)),
+            _ => counts.push((entry.id(), Arc::clone(ours), *count)),
+        }
+    }
+    if !misplaced.is_empty() {
+        settle::return_to(connection, group, ours, &misplaced).await?;
+    }
+    settle::count_starts(connection, group, &counts).await?;
+    Ok(())
 }
 
 /// Makes the group again, or follows it where somebody else did.

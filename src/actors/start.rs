@@ -37,7 +37,7 @@ pub enum StartError {
         /// The command.
         missing: &'static str,
         /// What to do.
-        needed: &'static str,
+        needed: String,
     },
     /// The group does not exist, and the subscription is not to create it.
     #[error(
@@ -162,7 +162,7 @@ async fn make(
     let capabilities = capabilities::ask(settling, &first.settings.stream)
         .await
         .map_err(about)?;
-    check_capabilities(&capabilities)?;
+    check_capabilities(&capabilities, &planned)?;
     warn(settling, &planned).await;
 
     let announcer = Announcer::new();
@@ -239,6 +239,7 @@ async fn make(
             mode: match settings.mode {
                 ReadMode::Tail => Mode::Tail,
                 ReadMode::Reclaim { .. } => Mode::Reclaim,
+                ReadMode::Claiming { .. } => Mode::Claiming,
             },
             publisher: publisher.clone(),
             index: in_group.len(),
@@ -352,15 +353,42 @@ async fn check(connection: &Connection, planned: &[PlannedSubscription]) -> Resu
     Ok(())
 }
 
-fn check_capabilities(capabilities: &Capabilities) -> Result<(), StartError> {
-    if capabilities.autoclaim {
-        return Ok(());
+fn check_capabilities(
+    capabilities: &Capabilities,
+    planned: &[PlannedSubscription],
+) -> Result<(), StartError> {
+    let too_old = |missing, needed: String| {
+        let found = capabilities.version.clone();
+        Err(StartError::TooOld {
+            found,
+            missing,
+            needed,
+        })
+    };
+    if !capabilities.autoclaim {
+        let needed =
+            "Redis 6.2 or later, or Valkey, is needed, with the command permitted and not renamed";
+        return too_old(
+            "XAUTOCLAIM (or this user may not use it)",
+            needed.to_owned(),
+        );
     }
-    Err(StartError::TooOld {
-        found: capabilities.version.clone(),
-        missing: "XAUTOCLAIM (or this user may not use it)",
-        needed: "Redis 6.2 or later, or Valkey, is needed, with the command permitted and not renamed",
-    })
+    let claiming = planned.iter().find_map(|plan| match plan.settings.mode {
+        ReadMode::Claiming { min_idle } => Some((plan, min_idle)),
+        _ => None,
+    });
+    match claiming {
+        Some((plan, min_idle)) if !capabilities.claim_read => too_old(
+            "XREADGROUP with CLAIM",
+            format!(
+                "subscription `{}` needs Redis 8.4 or later; `Subscription::tail({stream:?})` and `Subscription::reclaim({stream:?}, Duration::from_millis({}))` together do the same here",
+                plan.name,
+                min_idle.as_millis(),
+                stream = plan.settings.stream,
+            ),
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// What is no mistake, and may surprise.

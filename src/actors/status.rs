@@ -103,7 +103,7 @@ fn state(tree: &Tree, subscription: &SubscriptionState) -> State {
         trouble
     } else if !subscription.started.load(Ordering::Relaxed) {
         State::Starting
-    } else if subscription.source.mode == Mode::Tail && subscription.cursor().is_catching_up() {
+    } else if subscription.source.mode != Mode::Reclaim && subscription.cursor().is_catching_up() {
         State::Recovering
     } else {
         State::Running

@@ -22,6 +22,8 @@ pub enum Mode {
     Tail,
     /// What a crashed consumer left behind.
     Reclaim,
+    /// Both.
+    Claiming,
 }
 
 /// What all entries of one subscription have in common.

@@ -327,6 +327,33 @@ fn outcome(reply: Frame) -> Result<Settled, ServerError> {
     }
 }
 
+/// Gives entries that `consumer` claimed by mistake back to those that work on them: (id, who is to have
+/// it, its count). Returns how many changed hands.
+pub(crate) async fn return_to(
+    conn: &Connection,
+    group: &Group,
+    consumer: &Arc<str>,
+    items: &[(EntryId, Arc<str>, u64)],
+) -> Result<u64, ServerError> {
+    static RETURN_TO: Script = Script::new(concat!(
+        include_str!("scripts/errors.lua"),
+        include_str!("scripts/pending.lua"),
+        include_str!("scripts/return_to.lua"),
+    ));
+    let mut returned = 0;
+    for chunk in items.chunks(MOST_CLAIMED) {
+        let (mut ids, mut consumers) = (Ids::with_capacity(chunk.len()), Consumers::default());
+        let mut args = Vec::with_capacity(1 + 4 * chunk.len());
+        args.push(group.arg());
+        for (id, to, count) in chunk {
+            args.extend([ids.encode(*id), consumers.encode(consumer)]);
+            args.extend([consumers.encode(to), encode_number(*count)]);
+        }
+        returned += frame::count(conn.script(&RETURN_TO, vec![group.key()], args).await?)?;
+    }
+    Ok(returned)
+}
+
 /// What became of an entry whose start was to be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Started {

@@ -123,6 +123,14 @@ impl InFlight {
         lock(&self.table).held.contains_key(&id)
     }
 
+    /// The consumer in whose name the entry is held here.
+    pub(crate) fn owner(&self, id: EntryId) -> Option<Arc<str>> {
+        lock(&self.table)
+            .held
+            .get(&id)
+            .map(|held| Arc::clone(held.what.owner()))
+    }
+
     /// Those of the ids that are neither held nor were left pending on purpose.
     pub(crate) fn unknown_of<T>(&self, pending: Vec<T>, id: impl Fn(&T) -> EntryId) -> Vec<T> {
         let table = lock(&self.table);

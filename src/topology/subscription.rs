@@ -41,6 +41,7 @@ pub enum AfterAck {
 pub(crate) enum ReadMode {
     Tail,
     Reclaim { min_idle: Duration },
+    Claiming { min_idle: Duration },
 }
 
 impl ReadMode {
@@ -48,14 +49,20 @@ impl ReadMode {
         match self {
             ReadMode::Tail => "tail",
             ReadMode::Reclaim { .. } => "reclaim",
+            ReadMode::Claiming { .. } => "claiming",
         }
+    }
+
+    /// Whether it reads entries that no consumer has had.
+    pub(crate) fn reads_fresh(self) -> bool {
+        matches!(self, ReadMode::Tail | ReadMode::Claiming { .. })
     }
 
     /// The idle time from which it takes entries away from other consumers.
     pub(crate) fn min_idle(self) -> Option<Duration> {
         match self {
             ReadMode::Tail => None,
-            ReadMode::Reclaim { min_idle } => Some(min_idle),
+            ReadMode::Reclaim { min_idle } | ReadMode::Claiming { min_idle } => Some(min_idle),
         }
     }
 }
@@ -143,6 +150,13 @@ impl Subscription {
     /// noticed and need not exceed the time that a handler takes.
     pub fn reclaim(stream: impl Into<StreamKey>, min_idle: Duration) -> Draft {
         Draft::new(stream.into(), ReadMode::Reclaim { min_idle })
+    }
+
+    /// Both in one read (`XREADGROUP … CLAIM`), which wakes for a fresh entry and for one that was left
+    /// behind for `min_idle`: one subscription in place of a tail and a reclaim. Needs Redis 8.4 or
+    /// later; elsewhere `start` fails and says so.
+    pub fn claiming(stream: impl Into<StreamKey>, min_idle: Duration) -> Draft {
+        Draft::new(stream.into(), ReadMode::Claiming { min_idle })
     }
 }
 

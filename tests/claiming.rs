@@ -1,0 +1,305 @@
+//! Fresh entries and those left behind, in one read.
+
+mod support;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use streamvisor::{Event, Mode, Outcome, Subscription, Supervisor};
+use support::record::{GROUP, Gate, Heard, Recorder, SOON, topology};
+use support::*;
+
+const STREAM: &str = "orders";
+const MIN_IDLE: Duration = Duration::from_millis(300);
+
+/// A server with a group whose consumer `gone` has read this many entries and vanished.
+fn left_behind(entries: usize) -> Server {
+    let server = Server::start(Version::Redis8);
+    server.xgroup_create(STREAM, GROUP, "0");
+    if entries > 0 {
+        let bodies = (0..entries).map(|n| vec![("_payload".to_owned(), format!("old-{n}"))]);
+        server.xadd_many(STREAM, bodies);
+        let count = entries.to_string();
+        server.command(&[
+            "XREADGROUP",
+            "GROUP",
+            GROUP,
+            "gone",
+            "COUNT",
+            &count,
+            "STREAMS",
+            STREAM,
+            ">",
+        ]);
+    }
+    server
+}
+
+async fn settled(server: &Server) {
+    eventually(SOON, "nothing is pending", || {
+        server.xpending_count(STREAM, GROUP) == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b38_claimed_and_fresh_entries_come_out_of_one_reply_each_with_its_own_count() {
+    let server = left_behind(10);
+    for n in 0..10 {
+        server.xadd(STREAM, &[("_payload", &format!("new-{n}"))]);
+    }
+    // The server has ten of them as delivered five times.
+    for (id, ..) in server.xpending(STREAM, GROUP) {
+        server.command(&[
+            "XCLAIM",
+            STREAM,
+            GROUP,
+            "gone",
+            "0",
+            &id,
+            "RETRYCOUNT",
+            "5",
+            "JUSTID",
+        ]);
+    }
+    eventually(SOON, "they are idle", || {
+        server
+            .xpending(STREAM, GROUP)
+            .iter()
+            .all(|(_, _, idle, _)| *idle >= MIN_IDLE)
+    })
+    .await;
+    let recorder = Recorder::acking();
+    let draft = Subscription::claiming(STREAM, MIN_IDLE);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    eventually(SOON, "all are handled", || recorder.count() == 20).await;
+    settled(&server).await;
+    let distinct: HashSet<_> = recorder
+        .calls()
+        .iter()
+        .map(|call| call.text().to_owned())
+        .collect();
+    assert_eq!(distinct.len(), 20);
+    for call in recorder.calls() {
+        assert_eq!(call.mode, Mode::Claiming);
+        if call.text().starts_with("old") {
+            assert_eq!((call.delivery_count, call.attempt), (6, 6));
+            assert!(call.idle >= MIN_IDLE);
+            assert_eq!(call.header("redis-delivery-count").as_deref(), Some("6"));
+        } else {
+            assert_eq!(
+                (call.delivery_count, call.attempt, call.idle),
+                (1, 1, Duration::ZERO)
+            );
+        }
+    }
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiting_read_wakes_for_an_entry_that_is_left_behind_and_for_a_fresh_one() {
+    let server = left_behind(0);
+    let recorder = Recorder::acking();
+    let draft = Subscription::claiming(STREAM, MIN_IDLE).block(Duration::from_secs(60));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    let mut heard = supervisor.events();
+    while !matches!(heard.next().await, Ok(Some(Event::Started { .. }))) {}
+    eventually(SOON, "the reader waits", || {
+        server
+            .client_list()
+            .iter()
+            .any(|client| client.contains("flags=b"))
+    })
+    .await;
+    server.xadd(STREAM, &[("_payload", "fresh")]);
+    eventually(SOON, "the fresh one is handled", || recorder.count() == 1).await;
+    // Another consumer takes the next one before us and vanishes: both reads race for it, so it may
+    // take a few tries.
+    let mut taken = 0;
+    while taken == 0 {
+        let reply = server.pipeline(&[
+            vec!["MULTI"],
+            vec!["XADD", STREAM, "*", "_payload", "left"],
+            vec!["XREADGROUP", "GROUP", GROUP, "gone", "STREAMS", STREAM, ">"],
+            vec!["EXEC"],
+        ]);
+        taken = reply.len();
+    }
+    eventually(SOON, "the one left behind is handled", || {
+        recorder
+            .calls()
+            .iter()
+            .any(|call| call.text() == "left" && call.delivery_count == 2)
+    })
+    .await;
+    settled(&server).await;
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b47_what_this_process_runs_for_long_is_never_run_twice() {
+    let server = left_behind(20);
+    let gate = Gate::closed();
+    let recorder = Recorder::behind(&gate);
+    let draft = Subscription::claiming(STREAM, MIN_IDLE)
+        .workers(40)
+        .block(Duration::from_millis(100));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    for n in 0..20 {
+        server.xadd(STREAM, &[("_payload", &format!("new-{n}"))]);
+    }
+    eventually(SOON, "all run", || recorder.count() == 40).await;
+    // Many reads that claim pass meanwhile.
+    let before = server.commandstat("xreadgroup");
+    eventually(SOON, "many more reads", || {
+        server.commandstat("xreadgroup") >= before + 15
+    })
+    .await;
+    assert!(
+        server
+            .xpending(STREAM, GROUP)
+            .iter()
+            .all(|(_, _, idle, _)| *idle < MIN_IDLE)
+    );
+    gate.open();
+    settled(&server).await;
+    assert_eq!(recorder.count(), 40);
+    assert!(recorder.overlapped().is_empty());
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_backlog_of_what_was_left_behind_does_not_keep_fresh_entries_waiting() {
+    let server = left_behind(600);
+    eventually(SOON, "they are idle", || {
+        server
+            .xpending(STREAM, GROUP)
+            .iter()
+            .all(|(_, _, idle, _)| *idle >= MIN_IDLE)
+    })
+    .await;
+    server.xadd(STREAM, &[("_payload", "fresh")]);
+    let recorder = Recorder::acking();
+    let draft = Subscription::claiming(STREAM, MIN_IDLE)
+        .batch(10)
+        .workers(1)
+        .max_in_flight(40);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    eventually(SOON, "all are handled", || recorder.count() == 601).await;
+    let calls = recorder.calls();
+    let place = calls
+        .iter()
+        .position(|call| call.text() == "fresh")
+        .unwrap();
+    assert!(place < 200, "the fresh entry came after {place} others");
+    settled(&server).await;
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_that_are_gone_are_taken_off_the_pending_list_although_claim_passes_over_them() {
+    let server = left_behind(6);
+    let ids: Vec<String> = server
+        .xpending(STREAM, GROUP)
+        .into_iter()
+        .map(|(id, ..)| id)
+        .collect();
+    server.command(&["XDEL", STREAM, &ids[0], &ids[4]]);
+    eventually(SOON, "they are idle", || {
+        server
+            .xpending(STREAM, GROUP)
+            .iter()
+            .all(|(_, _, idle, _)| *idle >= MIN_IDLE)
+    })
+    .await;
+    let recorder = Recorder::acking();
+    let draft = Subscription::claiming(STREAM, MIN_IDLE);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    settled(&server).await;
+    assert_eq!(recorder.count(), 4);
+    let mut gone: Vec<String> = Vec::new();
+    for event in heard.all() {
+        if let Event::Gone { ids, .. } = event {
+            gone.extend(ids.iter().map(ToString::to_string));
+        }
+    }
+    assert_eq!(gone, [ids[0].clone(), ids[4].clone()]);
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retries_and_lost_replies_are_as_in_the_other_modes() {
+    let server = left_behind(0);
+    let proxy = server.proxy();
+    let recorder = Recorder::answering(|call| {
+        Ok(if call.attempt == 1 {
+            Outcome::Retry
+        } else {
+            Outcome::Ack
+        })
+    });
+    let draft =
+        Subscription::claiming(STREAM, Duration::from_secs(600)).block(Duration::from_millis(200));
+    let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    let lost = proxy.drop_next_reply("XREADGROUP orders");
+    for n in 0..50 {
+        server.xadd(STREAM, &[("_payload", &n.to_string())]);
+    }
+    eventually(SOON, "a reply is lost", || lost.happened()).await;
+    // An entry that was fetched and never seen counts as started once: it may skip its retry.
+    eventually(SOON, "each has had a second attempt", || {
+        let second = recorder
+            .calls()
+            .into_iter()
+            .filter(|call| call.attempt >= 2);
+        second
+            .map(|call| call.text().to_owned())
+            .collect::<HashSet<_>>()
+            .len()
+            == 50
+    })
+    .await;
+    settled(&server).await;
+    assert!(recorder.overlapped().is_empty());
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_claim_is_refused_with_what_does_the_same_there() {
+    for version in [Version::Redis70, Version::Valkey] {
+        let server = Server::start(version);
+        let draft = Subscription::claiming(STREAM, MIN_IDLE);
+        let topology = topology(&server.url()).subscribe(Recorder::acking().on(draft));
+        let error = Supervisor::start(topology).await.unwrap_err().to_string();
+        for expected in [
+            "Redis 8.4 or later",
+            "Subscription::tail",
+            "Subscription::reclaim",
+        ] {
+            assert!(error.contains(expected), "{error}");
+        }
+        let named = if version == Version::Valkey {
+            "Valkey"
+        } else {
+            "Redis 7.0"
+        };
+        assert!(error.starts_with(named), "{error}");
+        eventually(SOON, "no connection is left", || {
+            server.client_list().is_empty()
+        })
+        .await;
+    }
+}
