@@ -7,8 +7,8 @@ use ractor::{Actor, ActorCell, ActorRef};
 use tokio::sync::watch;
 
 use crate::actors::{
-    Ended, Failure, Message, Outline, ShutdownReport, StartError, StartedTree, SupervisorActor,
-    SupervisorMessage, Tree, assemble, is_in_handler_of, status,
+    Ended, Failure, Front, Message, Outline, ShutdownReport, StartError, StartedTree,
+    SupervisorActor, SupervisorMessage, Tree, assemble, is_in_handler_of, status,
 };
 use crate::message::Publisher;
 use crate::observe::{Events, Status};
@@ -29,6 +29,24 @@ impl Supervisor {
         Self::spawn(topology, None).await
     }
 
+    /// The same as a branch of the application's own supervision tree: what is linked to `parent` is an
+    /// actor that stands for the tree, [`SupervisorHandle::actor`].
+    ///
+    /// A tree that fails arrives at the parent as `SupervisionEvent::ActorFailed` with a [`Failure`], and
+    /// one that was shut down as `ActorTerminated`; the parent may start the topology, cloned, again.
+    /// When the parent ends, by a stop, a kill or a panic, the tree drains by itself. A process that ends
+    /// right after its parent has to wait for that: `shutdown().await`, or `wait().await`, first.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub async fn start_linked(
+        topology: Topology,
+        parent: ActorCell,
+    ) -> Result<SupervisorHandle, StartError> {
+        Self::spawn(topology, Some(parent)).await
+    }
+
     async fn spawn(
         topology: Topology,
         parent: Option<ActorCell>,
@@ -43,20 +61,22 @@ impl Supervisor {
             tree: Arc::clone(&tree),
             ended: ended.clone(),
         };
-        let spawned = match parent {
-            Some(parent) => Actor::spawn_linked(None, SupervisorActor, outline, parent).await,
-            None => Actor::spawn(None, SupervisorActor, outline).await,
-        };
-        let (actor, running) = match spawned {
+        let (supervisor, running) = match Actor::spawn(None, SupervisorActor, outline).await {
             Ok(spawned) => spawned,
             Err(error) => {
                 tree.close_connections().await;
                 return Err(StartError::Spawn(error.to_string()));
             }
         };
+        let front = match parent {
+            None => Ok(None),
+            Some(parent) => Actor::spawn_linked(None, Front, supervisor.clone(), parent)
+                .await
+                .map(|(front, _)| Some(front)),
+        };
         // However the supervisor ends, whoever waits for it learns of it and no connection stays open.
         tokio::spawn({
-            let tree = Arc::clone(&tree);
+            let (tree, front) = (Arc::clone(&tree), front.as_ref().ok().cloned().flatten());
             async move {
                 let _ = running.await;
                 tree.order.send_modify(|order| {
@@ -73,12 +93,24 @@ impl Supervisor {
                     });
                     unknown
                 });
+                if let Some(front) = front {
+                    let failure = ended.borrow().as_ref().and_then(|end| end.failure.clone());
+                    // A front that has ended did so first.
+                    let _ = front.cast(SupervisorMessage(Message::Ended(failure)));
+                }
             }
         });
+        // Without a front the parent is ending, and the tree has been told to drain.
+        let front = front.map_err(|error| {
+            let _ = supervisor.cast(SupervisorMessage(Message::Shutdown));
+            StartError::Spawn(error.to_string())
+        })?;
+        let actor = front.unwrap_or_else(|| supervisor.clone());
         let first_events = Mutex::new(Some(events));
         Ok(SupervisorHandle {
             held: Arc::new(Held {
                 actor,
+                supervisor,
                 tree,
                 publisher,
                 first_events,
@@ -96,7 +128,9 @@ pub struct SupervisorHandle {
 }
 
 struct Held {
+    /// What stands for the tree in the application's own: the front, or the supervisor itself.
     actor: ActorRef<SupervisorMessage>,
+    supervisor: ActorRef<SupervisorMessage>,
     tree: Arc<Tree>,
     publisher: Publisher,
     first_events: Mutex<Option<Events>>,
@@ -106,7 +140,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // It has ended already, or it drains by itself from here.
-        let _ = self.actor.cast(SupervisorMessage(Message::Shutdown));
+        let _ = self.supervisor.cast(SupervisorMessage(Message::Shutdown));
     }
 }
 
@@ -174,7 +208,10 @@ impl SupervisorHandle {
             return Err(ShutdownError::FromHandler);
         }
         // An actor that is gone has ended; the report is there.
-        let _ = self.held.actor.cast(SupervisorMessage(Message::Shutdown));
+        let _ = self
+            .held
+            .supervisor
+            .cast(SupervisorMessage(Message::Shutdown));
         Ok(self.wait().await?)
     }
 

@@ -4,6 +4,7 @@
 mod condition;
 mod delays;
 mod drain;
+mod front;
 mod handler;
 mod keep_alive;
 mod reader;
@@ -15,6 +16,7 @@ mod sweeper;
 mod tree;
 mod verdict;
 
+pub(crate) use front::Front;
 pub(crate) use handler::is_in_handler_of;
 pub use start::StartError;
 pub(crate) use start::{StartedTree, assemble};

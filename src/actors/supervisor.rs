@@ -97,6 +97,8 @@ pub(crate) enum Message {
     Restart(Key),
     /// Time to look after running handlers.
     Tick,
+    /// The tree has ended: the front's message.
+    Ended(Option<Failure>),
 }
 
 /// One of the supervisor's children, by its place in the tree.
@@ -184,6 +186,8 @@ impl Actor for SupervisorActor {
         match message {
             Message::Shutdown => state.drain(&myself).await,
             Message::Restart(key) => state.restart(&myself, key).await,
+            // Only ever said to the front.
+            Message::Ended(_) => {}
             Message::Tick => {
                 state.look_after_handlers(&myself).await;
                 myself.send_after(state.tick(), || SupervisorMessage(Message::Tick));
