@@ -278,6 +278,7 @@ impl SettlerState {
                                 Started::Done => StartAnswer::Counted,
                                 Started::Anothers => StartAnswer::Anothers,
                                 Started::Gone => StartAnswer::Gone,
+                                Started::NotPending => StartAnswer::Settled,
                             });
                         }
                     }

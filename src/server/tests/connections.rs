@@ -205,10 +205,13 @@ async fn a_dead_link_under_a_blocked_read_is_replaced() {
     let reader = connect(&proxy.url(), Role::Reader).await;
     let read = |block| read_fresh(reader.clone(), stage.group.clone(), owner("c"), 10, block);
     proxy.black_hole();
+    let accepted = proxy.accepted();
     let started = Instant::now();
     let lost = read(Some(ms(200))).await;
     assert!(matches!(lost, Err(ServerError::Away(_))), "{lost:?}");
     assert!(started.elapsed() < ms(3000));
+    // Nothing told the client that the link is dead.
+    eventually(WITHIN, "a new connection", || proxy.accepted() > accepted).await;
     proxy.release();
     stage.ok(&["XADD", STREAM, "1-1", "f", "v"]);
     assert_eq!(read(Some(ms(2000))).await.unwrap().entries.len(), 1);
@@ -298,6 +301,11 @@ async fn a_busy_server_is_away() {
                 .is_passing()
         );
         stage.ok(&["SCRIPT", "KILL"]);
+        // It ends a moment after it was told to.
+        eventually(WITHIN, "the script ends", || {
+            stage.server.command(&["PING"]).as_error().is_none()
+        })
+        .await;
         assert_eq!(
             acknowledge(&stage.conn, &stage.group, &ids, None).await,
             Ok(1)
