@@ -308,6 +308,26 @@ fn replies_are_held_and_released() {
     }
 }
 
+#[test]
+fn a_half_open_connection_is_silent_and_new_ones_work() {
+    let server = Server::start(Server::default_version());
+    let proxy = server.proxy();
+    let mut client = through(&proxy);
+    assert_eq!(client.command(&["PING"]).unwrap().as_str(), "PONG");
+    proxy.half_open();
+    client
+        .set_read_timeout(Duration::from_millis(100))
+        .expect("a socket should take a timeout");
+    assert!(client.command(&["INCR", "n"]).is_err());
+    let mut other = through(&proxy);
+    assert!(other.command(&["GET", "n"]).unwrap().is_nil());
+    // The server does not hear of its end, either.
+    drop(client);
+    assert_eq!(other.command(&["PING"]).unwrap().as_str(), "PONG");
+    let lines = server.command(&["CLIENT", "LIST"]).as_str().lines().count();
+    assert_eq!(lines, 3);
+}
+
 #[tokio::test]
 async fn nothing_comes_out_of_a_black_hole() {
     for version in Version::ALL {

@@ -77,23 +77,24 @@ async fn drain(tree: &Tree, readers: &[ActorCell], deadline: Instant) -> Shutdow
 
     tree.order.send_modify(|order| order.stop_reading = true);
     // Nothing is started from here on, however long the last replies take.
+    for group in &tree.groups {
+        group.queue.close_starts();
+    }
     let waiting: Vec<_> = tree
         .subscriptions
         .iter()
         .map(|it| it.lanes.close())
         .collect();
-    for group in &tree.groups {
-        group.queue.close_starts();
-    }
     let given_back = AtomicU64::new(0);
     let within = for_handlers.saturating_duration_since(Instant::now());
     let first = give_all_back(tree, waiting, &given_back);
     let readers_end = join_all(readers.iter().map(|reader| reader.wait(Some(within))));
+    let counted = join_all(tree.subscriptions.iter().map(|it| it.lanes.counted()));
     let _ = timeout_at(for_handlers.into(), async {
-        tokio::join!(first, readers_end)
+        tokio::join!(first, readers_end, counted)
     })
     .await;
-    // What the last replies brought.
+    // What the last replies brought, and what was about to be started.
     let waiting = tree.subscriptions.iter().map(|it| it.lanes.withdraw());
     let last = give_all_back(tree, waiting.collect(), &given_back);
     let _ = timeout_at(for_handlers.into(), last).await;

@@ -13,6 +13,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::tree::{Order, SubscriptionState, Tree};
 use crate::message::{Context, Received};
+use crate::observe::Event;
 use crate::state::{StartAnswer, StartJob, Taken};
 use crate::topology::{Runner, Supply, Verdict, Worker};
 
@@ -147,6 +148,7 @@ impl HandlerState {
     /// Has the server count the start of an entry that did not come fresh from it. Whether it may be
     /// started.
     async fn count_start(&mut self, next: &Arc<Received>) -> bool {
+        let _counting = self.subscription.lanes.count(self.worker);
         let (answer, answered) = oneshot::channel();
         let owner = Arc::clone(&next.source.consumer);
         let queue = &self.subscription.group.queue;
@@ -169,6 +171,14 @@ impl HandlerState {
                 false
             }
             Ok(StartAnswer::Gone) => {
+                self.subscription.announcer.announce(Event::Gone {
+                    subscription: Arc::clone(self.subscription.name()),
+                    ids: vec![next.id()],
+                });
+                self.let_go(next);
+                false
+            }
+            Ok(StartAnswer::Settled) => {
                 self.let_go(next);
                 false
             }

@@ -279,6 +279,7 @@ impl SettlerState {
                                 Started::Done => StartAnswer::Counted,
                                 Started::Anothers => StartAnswer::Anothers,
                                 Started::Gone => StartAnswer::Gone,
+                                Started::NotPending => StartAnswer::Settled,
                             });
                         }
                     }

@@ -13,7 +13,7 @@ use super::tree::{
 };
 use crate::message::{Mode, Publisher, Source, StreamKey};
 use crate::observe::{Announcer, Events};
-use crate::server::capabilities::{self, Capabilities};
+use crate::server::capabilities::{self, Capabilities, Uses};
 use crate::server::group::{self, Origin};
 use crate::server::{Appending, Connection, Group, Role, ServerError, keys};
 use crate::state::{Cursor, InFlight, Lanes, SettleQueue};
@@ -337,11 +337,15 @@ async fn check(connection: &Connection, planned: &[PlannedSubscription]) -> Resu
                 });
             }
         }
-        let (set, dead) = (
-            plan.delay_set().map(|(set, _)| set),
-            plan.settings.dead_letter.as_ref(),
-        );
-        let denied = capabilities::denied(connection, &plan.settings.stream, set, dead).await;
+        let delay_set = plan.delay_set();
+        let uses = Uses {
+            stream: &plan.settings.stream,
+            delay_set: delay_set.map(|(set, _)| set),
+            expires: delay_set.is_some_and(|(_, ttl)| ttl.is_some()),
+            dead_letter: plan.settings.dead_letter.as_ref(),
+            deletes: plan.settings.after_ack == AfterAck::Delete,
+        };
+        let denied = capabilities::denied(connection, &uses).await;
         let denied = denied.map_err(|error| refused(&plan.name, error))?;
         if !denied.is_empty() {
             return Err(StartError::NoRight {

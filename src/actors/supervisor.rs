@@ -29,7 +29,7 @@ const CRASHES_IN_A_ROW: u32 = 5;
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// How often running handlers are looked at, at most and at least.
 const SHORTEST_TICK: Duration = Duration::from_millis(20);
-const LONGEST_TICK: Duration = Duration::from_secs(1);
+const LONGEST_TICK: Duration = Duration::from_millis(250);
 
 /// What is left of an entry when the tree has ended: it stays pending on the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -497,18 +497,19 @@ impl SupervisorState {
         };
         for subscription in subscriptions {
             subscription.failed.send_replace(true);
-            let waiting = subscription.lanes.close();
             subscription.group.queue.cancel_starts();
+            let waiting = subscription.lanes.close();
             let place = |it: &Arc<SubscriptionState>| Arc::ptr_eq(it, &subscription);
             let at = self.tree.subscriptions.iter().position(place);
             let reader = at.and_then(|at| self.cells.get(&Key::Reader(at)).cloned());
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
                 give_back(&tree, &subscription, &waiting).await;
-                // Its last reply may still be on its way.
+                // Its last reply may still be on its way, and a start may be being counted.
                 if let Some(reader) = reader {
                     let _ = reader.wait(None).await;
                 }
+                subscription.lanes.counted().await;
                 give_back(&tree, &subscription, &subscription.lanes.withdraw()).await;
             });
         }
@@ -551,6 +552,9 @@ impl SupervisorState {
                     continue;
                 }
                 let late = now.saturating_duration_since(watched.since);
+                if !late.is_zero() {
+                    subscription.lanes.share_out(worker);
+                }
                 if late < deadline {
                     continue;
                 }

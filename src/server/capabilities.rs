@@ -3,6 +3,7 @@
 use fred::types::Value;
 
 use super::connect::{Connection, Script};
+use super::delay;
 use super::errors::ServerError;
 use super::frame::{self, Frame};
 use super::settle::DeleteAcked;
@@ -57,14 +58,6 @@ pub(crate) async fn ask(
         key(),
         word(">"),
     ];
-    let ack_delete = vec![
-        key(),
-        word(NO_GROUP),
-        word("ACKED"),
-        word("IDS"),
-        word("1"),
-        word("0-1"),
-    ];
     let negative_ack = vec![
         key(),
         word(NO_GROUP),
@@ -76,10 +69,19 @@ pub(crate) async fn ask(
     Ok(Capabilities {
         autoclaim: can(conn, stream, "XAUTOCLAIM", autoclaim).await?,
         claim_read: can(conn, stream, "XREADGROUP", claim_read).await?,
-        ack_delete: can(conn, stream, "XACKDEL", ack_delete).await?,
+        ack_delete: can(conn, stream, "XACKDEL", ack_delete(stream)).await?,
         negative_ack: can(conn, stream, "XNACK", negative_ack).await?,
         version: version(conn).await,
     })
+}
+
+/// XACKDEL of a group that does not exist.
+fn ack_delete(stream: &StreamKey) -> Vec<Value> {
+    let words = [NO_GROUP, "ACKED", "IDS", "1", "0-1"];
+    let words = words.into_iter().map(Value::from_static_str);
+    std::iter::once(Value::Bytes(stream.0.clone()))
+        .chain(words)
+        .collect()
 }
 
 /// Tries a command. Where the stream's key is no text it is tried by a script: errors repeat the key, and
@@ -159,19 +161,23 @@ pub(crate) async fn eviction_policy(conn: &Connection) -> Option<String> {
     frame::text(policy).ok()
 }
 
-/// The commands that this user lacks the right to, of those that consuming a stream needs, each as
-/// the server says it. Nothing is changed by asking. `set` is its delay set, `dead` its dead-letter
-/// stream.
-pub(crate) async fn denied(
-    conn: &Connection,
-    stream: &StreamKey,
-    set: Option<&StreamKey>,
-    dead: Option<&StreamKey>,
-) -> Result<Vec<String>, ServerError> {
+/// What consuming a stream needs rights for.
+pub(crate) struct Uses<'a> {
+    pub(crate) stream: &'a StreamKey,
+    pub(crate) delay_set: Option<&'a StreamKey>,
+    /// The delay set has a `ttl`.
+    pub(crate) expires: bool,
+    pub(crate) dead_letter: Option<&'a StreamKey>,
+    /// Acknowledged entries are deleted.
+    pub(crate) deletes: bool,
+}
+
+/// The commands that this user lacks the right to, of those that are needed, each with its key, where
+/// that is not the stream, and as the server says it. Nothing is changed by asking.
+pub(crate) async fn denied(conn: &Connection, uses: &Uses<'_>) -> Result<Vec<String>, ServerError> {
     let word = Value::from_static_str;
     let key = |key: &StreamKey| Value::Bytes(key.0.clone());
-    let tried = stream;
-    let stream = || key(tried);
+    let stream = || key(uses.stream);
     let read = vec![
         word("GROUP"),
         word(NO_GROUP),
@@ -182,7 +188,7 @@ pub(crate) async fn denied(
     ];
     // An id that the server refuses, whatever the stream holds.
     let add = |key: Value| vec![key, word("NOMKSTREAM"), word("0-0"), word("f"), word("v")];
-    let mut needed: Vec<(&'static str, Vec<Value>)> = vec![
+    let of_stream: Vec<(&'static str, Vec<Value>)> = vec![
         ("XREADGROUP", read),
         ("XACK", vec![stream(), word(NO_GROUP), word("0-1")]),
         ("XPENDING", vec![stream(), word(NO_GROUP)]),
@@ -206,35 +212,42 @@ pub(crate) async fn denied(
             ],
         ),
         ("EVAL", vec![word("return 1"), Value::Integer(1), stream()]),
+        ("TIME", Vec::new()),
     ];
-    if let Some(set) = set {
+    let mut needed: Vec<_> = of_stream
+        .into_iter()
+        .map(|(command, args)| (command, String::new(), args))
+        .collect();
+    let mut need = |command, on: &StreamKey, args: Vec<Value>| {
+        let args = std::iter::once(key(on)).chain(args).collect();
+        needed.push((command, format!(" on `{on}`"), args));
+    };
+    if let Some(set) = uses.delay_set {
+        let (zero, unreadable) = (|| word("0"), delay::unreadable(set));
         // XX: only where it is a member already.
-        needed.push((
-            "ZADD",
-            vec![key(set), word("XX"), word("0"), word(NO_GROUP)],
-        ));
-        needed.push(("ZREM", vec![key(set), word(NO_GROUP)]));
-        needed.push((
-            "ZRANGEBYSCORE",
-            vec![
-                key(set),
-                word("0"),
-                word("0"),
-                word("LIMIT"),
-                word("0"),
-                word("0"),
-            ],
-        ));
-        needed.push(("ZRANGE", vec![key(set), word("0"), word("0")]));
+        let add = || vec![word("XX"), zero(), word(NO_GROUP)];
+        need("ZADD", set, add());
+        need("ZADD", &unreadable, add());
+        need("ZREM", set, vec![word(NO_GROUP)]);
+        let none = vec![zero(), zero(), word("LIMIT"), zero(), zero()];
+        need("ZRANGEBYSCORE", set, none);
+        need("ZRANGE", set, vec![zero(), zero()]);
+        if uses.expires {
+            need("PEXPIREAT", set, vec![word("no time")]);
+        }
     }
-    if let Some(dead) = dead {
-        needed.push(("XADD", add(key(dead))));
+    if let Some(dead) = uses.dead_letter {
+        need("XADD", dead, add(key(dead)).split_off(1));
+    }
+    // No entry has this id. With XACKDEL nothing else deletes.
+    if uses.deletes && !can(conn, uses.stream, "XACKDEL", ack_delete(uses.stream)).await? {
+        need("XDEL", uses.stream, vec![word("0-0")]);
     }
     let mut denied = Vec::new();
-    for (command, args) in needed {
-        match attempt(conn, tried, command, args).await {
+    for (command, on, args) in needed {
+        match attempt(conn, uses.stream, command, args).await {
             Err(ServerError::Blocked(text)) if text.starts_with("NOPERM") => {
-                denied.push(format!("{command}: {text}"));
+                denied.push(format!("{command}{on}: {text}"));
             }
             Err(error) if error.is_passing() && !error.is_memory() => return Err(error),
             _ => {}

@@ -361,8 +361,10 @@ pub(crate) enum Started {
     Done,
     /// Another consumer owns it.
     Anothers,
-    /// It was deleted, or settled.
+    /// It was deleted.
     Gone,
+    /// It was settled.
+    NotPending,
 }
 
 /// Sets the delivery counts of entries (id, owning consumer, new count), of those that are still
@@ -388,6 +390,7 @@ pub(crate) async fn count_starts(
                 Settled::Done => Started::Done,
                 Settled::Anothers => Started::Anothers,
                 Settled::Gone => Started::Gone,
+                Settled::NotPending => Started::NotPending,
                 other => {
                     return Err(ServerError::Malformed(format!(
                         "{other:?} is no outcome of a start"

@@ -37,7 +37,7 @@ pub(crate) struct Lanes {
     cost: AtomicU64,
     /// Entries that wait, in the buffer and in lanes.
     waiting: AtomicUsize,
-    /// Told when the last running entry has ended.
+    /// Told when a running entry has ended, or a start is counted.
     quiet: Notify,
     /// Told when workers begin to run out of entries.
     hungry: Notify,
@@ -55,6 +55,8 @@ struct Lane {
     inner: Mutex<LaneInner>,
     /// What it ran last has ended, and its verdict is being given.
     settling: AtomicBool,
+    /// The start of the entry at its head is being counted on the server.
+    counting: AtomicBool,
     wake: Notify,
 }
 
@@ -69,6 +71,23 @@ struct LaneInner {
     /// Crashes since the last entry that was handled without one.
     crashes_in_a_row: u32,
     idle: bool,
+}
+
+/// See [`Lanes::count`].
+pub(crate) struct Counting<'a> {
+    lanes: &'a Lanes,
+    worker: usize,
+}
+
+impl Drop for Counting<'_> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lanes.lanes.get(self.worker) {
+            lane.counting.store(false, Ordering::Release);
+        }
+        if self.lanes.closed.load(Ordering::Acquire) {
+            self.lanes.quiet.notify_waiters();
+        }
+    }
 }
 
 /// What a worker is to do.
@@ -386,6 +405,36 @@ impl Lanes {
         true
     }
 
+    /// The worker has the start of the entry at the head of its lane counted. Until what this returns is
+    /// dropped the entry cannot be withdrawn: given back first, it would be counted afterwards.
+    pub(crate) fn count(&self, worker: usize) -> Counting<'_> {
+        if let Some(lane) = self.lanes.get(worker) {
+            lane.counting.store(true, Ordering::Release);
+        }
+        Counting {
+            lanes: self,
+            worker,
+        }
+    }
+
+    /// Puts what waits behind a run that takes its time before all workers again. Under `ordered_by` it
+    /// has to wait.
+    pub(crate) fn share_out(&self, worker: usize) {
+        let Some(lane) = self.lanes.get(worker).filter(|_| self.ordered_by.is_none()) else {
+            return;
+        };
+        let mut buffer = lock(&self.buffer);
+        let mut inner = lock(&lane.inner);
+        if inner.running.is_none() || inner.queue.is_empty() {
+            return;
+        }
+        for received in inner.queue.drain(..).rev() {
+            buffer.waiting.push_front(received);
+        }
+        drop(inner);
+        self.wake_one(&mut buffer);
+    }
+
     /// What the worker runs now.
     pub(crate) fn running(&self, worker: usize) -> Option<Running> {
         let inner = lock(&self.lanes.get(worker)?.inner);
@@ -405,11 +454,22 @@ impl Lanes {
 
     /// Returns once nothing runs; only after [`close`](Self::close).
     pub(crate) async fn quiet(&self) {
+        self.until_no(Lane::is_running).await;
+    }
+
+    /// Returns once no start is being counted, so that everything that waits can be withdrawn; only
+    /// after [`close`](Self::close).
+    pub(crate) async fn counted(&self) {
+        self.until_no(|lane| lane.counting.load(Ordering::Acquire))
+            .await;
+    }
+
+    async fn until_no(&self, lane: impl Fn(&Lane) -> bool) {
         loop {
             let told = self.quiet.notified();
             tokio::pin!(told);
             told.as_mut().enable();
-            if !self.lanes.iter().any(Lane::is_running) {
+            if !self.lanes.iter().any(&lane) {
                 return;
             }
             told.await;
@@ -427,14 +487,16 @@ impl Lanes {
         waiting
     }
 
-    /// Takes back what waits, in id order.
+    /// Takes back what waits, in id order, but for entries whose start is being counted.
     pub(crate) fn withdraw(&self) -> Vec<Arc<Received>> {
         let mut waiting: Vec<Arc<Received>> = Vec::new();
         // The buffer stays locked meanwhile, or a share could pass by on its way into a lane.
         let mut buffer = lock(&self.buffer);
         waiting.extend(buffer.waiting.drain(..));
         for lane in &self.lanes {
-            waiting.extend(lock(&lane.inner).queue.drain(..));
+            let counted = usize::from(lane.counting.load(Ordering::Acquire));
+            let queue = &mut lock(&lane.inner).queue;
+            waiting.extend(queue.drain(counted.min(queue.len())..));
         }
         drop(buffer);
         self.waiting.fetch_sub(waiting.len(), Ordering::Relaxed);
@@ -501,6 +563,37 @@ mod tests {
         assert_eq!(lanes.take(0), Taken::Work);
         let started: Vec<_> = std::iter::from_fn(|| start(&lanes, 0)).collect();
         assert_eq!(started, [2, 3]);
+    }
+
+    #[test]
+    fn what_waits_behind_a_long_run_can_be_had_by_others() {
+        let lanes = Lanes::new(2, None);
+        lanes.measured(1, Duration::from_nanos(1));
+        lanes.push(batch(1..=4));
+        lanes.take(0);
+        assert_eq!(start(&lanes, 0), Some(1));
+        lanes.push(batch(5..=5));
+        lanes.share_out(0);
+        assert_eq!(lanes.take(1), Taken::Work);
+        let started: Vec<_> = std::iter::from_fn(|| start(&lanes, 1)).collect();
+        assert_eq!(started, [2, 3, 4, 5]);
+        assert_eq!(lanes.waiting(), 0);
+    }
+
+    #[test]
+    fn an_entry_whose_start_is_being_counted_is_withdrawn_afterwards() {
+        let lanes = Lanes::new(1, None);
+        lanes.measured(1, Duration::from_nanos(1));
+        lanes.push(batch(1..=3));
+        lanes.take(0);
+        let counting = lanes.count(0);
+        let ids = |entries: Vec<Arc<Received>>| -> Vec<u64> {
+            entries.iter().map(|received| received.id().ms).collect()
+        };
+        assert_eq!(ids(lanes.close()), [2, 3]);
+        drop(counting);
+        assert_eq!(start(&lanes, 0), None);
+        assert_eq!(ids(lanes.withdraw()), [1]);
     }
 
     #[test]

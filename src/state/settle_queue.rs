@@ -111,8 +111,10 @@ pub(crate) enum StartAnswer {
     Counted,
     /// Another consumer owns it.
     Anothers,
-    /// It is not pending any more.
+    /// It was deleted.
     Gone,
+    /// Somebody has settled it.
+    Settled,
 }
 
 impl SettleQueue {

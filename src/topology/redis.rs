@@ -64,7 +64,7 @@ impl Redis {
         if !["", "-cluster", "-sentinel", "+unix"].contains(&variant) {
             return Err(InvalidRedis::Scheme(scheme.to_owned()));
         }
-        if rest.is_empty() {
+        if rest.rsplit('@').next().is_none_or(str::is_empty) {
             return Err(InvalidRedis::Malformed("it names no host".to_owned()));
         }
         // fred knows the one name only; the two mean the same.

@@ -81,6 +81,8 @@ struct Connection {
     server: TcpStream,
     /// Set first when it is closed, so that held replies are dropped.
     closed: AtomicBool,
+    /// A black hole of its own.
+    half_open: AtomicBool,
     /// Bytes of it went into the black hole: its two ends no longer agree.
     lossy: AtomicBool,
     /// Replies to lose, by their number on this connection.
@@ -183,6 +185,14 @@ impl FaultProxy {
     /// lost something.
     pub fn black_hole(&self) {
         self.shared.state().black_hole = true;
+    }
+
+    /// As `black_hole`, for the connections of this moment and for ever: each end believes that the
+    /// other one is merely silent. New connections work.
+    pub fn half_open(&self) {
+        for connection in &self.shared.state().connections {
+            connection.half_open.store(true, Ordering::SeqCst);
+        }
     }
 
     /// Ends `hold_replies` and `black_hole`.
@@ -302,6 +312,7 @@ impl Shared {
             client,
             server,
             closed: AtomicBool::new(false),
+            half_open: AtomicBool::new(false),
             lossy: AtomicBool::new(false),
             doomed: Mutex::default(),
         });
@@ -328,6 +339,9 @@ impl Shared {
     /// Whether what was just received has been swallowed.
     fn swallowed(&self, connection: &Connection) -> bool {
         let state = self.state();
+        if connection.half_open.load(Ordering::SeqCst) {
+            return true;
+        }
         if state.black_hole {
             // Under the same lock, so that `release` sees either none of it or the mark.
             connection.lossy.store(true, Ordering::SeqCst);

@@ -3,7 +3,7 @@
 --
 -- KEYS  1 stream
 -- ARGV  1 group, 2 'keep', then for each entry: id, consumer, count
--- Reply for each entry DONE, ANOTHERS or GONE (deleted, and no longer pending then; or settled)
+-- Reply for each entry DONE, NOT_PENDING (settled), ANOTHERS or GONE (deleted, and no longer pending then)
 -- Promise: only what the consumer named still owns is touched, and is fresh then. Sending it again changes
 --       nothing.
 
@@ -16,7 +16,7 @@ for i = 3, #ARGV, 3 do
   local outcome
   local owner = owner_of(id)
   if not owner then
-    outcome = GONE
+    outcome = NOT_PENDING
   elseif owner ~= consumer then
     outcome = ANOTHERS
   elseif not exists(id) then

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::server::ServerError;
-use crate::server::capabilities;
+use crate::server::capabilities::{self, Uses};
 use crate::server::read::*;
 use crate::server::reclaim::reclaim;
 use crate::support::eventually;
@@ -415,9 +415,14 @@ async fn rights_that_are_missing_are_named_and_asking_changes_nothing() {
         stage.said();
         let (set, dead) = ("z{t}".into(), OTHER.into());
         let ask = async |conn: &Connection| {
-            capabilities::denied(conn, &stage.group.stream, Some(&set), Some(&dead))
-                .await
-                .unwrap()
+            let uses = Uses {
+                stream: &stage.group.stream,
+                delay_set: Some(&set),
+                expires: true,
+                dead_letter: Some(&dead),
+                deletes: true,
+            };
+            capabilities::denied(conn, &uses).await.unwrap()
         };
         assert!(ask(&stage.conn).await.is_empty());
         let conn = stage
@@ -426,7 +431,7 @@ async fn rights_that_are_missing_are_named_and_asking_changes_nothing() {
         let denied = ask(&conn).await;
         let names: Vec<_> = denied
             .iter()
-            .map(|text| text.split(':').next().unwrap())
+            .map(|text| text.split([':', ' ']).next().unwrap())
             .collect();
         assert_eq!(names, ["XCLAIM", "XADD", "EVALSHA", "ZREM", "XADD"]);
         assert_eq!(stage.ok(&["DBSIZE"]).as_int(), 1);

@@ -1,0 +1,1023 @@
+//! The fault table: processes that die, servers that die, freeze and lose their data, links that break,
+//! handlers that hang. Nothing is lost, and nothing is handled again that need not be.
+
+mod support;
+
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use streamvisor::prelude::*;
+use streamvisor::{Entry, Event};
+use support::record::{GROUP, Gate, Heard, Recorder, SOON, topology};
+use support::*;
+
+/// For what takes a while on a machine that has other things to do.
+const LATER: Duration = Duration::from_secs(60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Adds entries whose bodies are 0, 1, 2, …
+fn fill(server: &Server, stream: &str, entries: usize) -> Vec<String> {
+    server.xadd_many(
+        stream,
+        (0..entries).map(|n| vec![("_payload", n.to_string())]),
+    )
+}
+
+fn stream_of(server: &Server, name: &str) -> String {
+    let stream = unique(name);
+    server.xgroup_create(&stream, GROUP, "0");
+    stream
+}
+
+async fn all_acknowledged(server: &Server, stream: &str) {
+    let what = format!("nothing of {stream} is pending");
+    eventually(LATER, &what, || server.xpending_count(stream, GROUP) == 0).await;
+}
+
+/// The group has had everything, and nothing of it is pending.
+fn is_done(server: &Server, stream: &str, last: &str) -> bool {
+    let groups = server.command(&["XINFO", "GROUPS", stream]);
+    let group = groups.as_array()[0].as_array();
+    let of = |name: &str| {
+        let found = group.chunks(2).find(|pair| pair[0].as_str() == name);
+        &found.expect("XINFO GROUPS should have it")[1]
+    };
+    of("pending").as_int() == 0 && of("last-delivered-id").as_str() == last
+}
+
+fn is_away(event: &Event) -> bool {
+    matches!(event, Event::ServerAway { .. })
+}
+
+fn is_back(event: &Event) -> bool {
+    matches!(event, Event::ServerBack { .. })
+}
+
+// ---- processes that die -------------------------------------------------------------------------------
+
+/// A process of its own that consumes a stream: this executable, run again for `worker_process` alone.
+/// Dropping it kills it.
+struct Worker(Child);
+
+impl Worker {
+    fn start(server: &Server, stream: &str, role: &str) -> Worker {
+        let this = std::env::current_exe().expect("the path of this test");
+        let child = Command::new(this)
+            .args(["--exact", "worker_process", "--nocapture"])
+            .env("STREAMVISOR_WORKER", role)
+            .env("STREAMVISOR_PORT", server.port().to_string())
+            .env("STREAMVISOR_STREAM", stream)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Worker(child.expect("this test should be able to run itself"))
+    }
+
+    fn has_ended(&mut self) -> bool {
+        let status = self.0.try_wait();
+        status.expect("a child can be asked").is_some()
+    }
+
+    /// Kills it where it stands (SIGKILL) and waits until the server has noticed.
+    async fn kill(self, server: &Server) {
+        drop(self);
+        only_we_are_connected(server).await;
+    }
+
+    /// How much memory it has, in KiB.
+    fn resident(&self) -> Option<u64> {
+        let path = format!("/proc/{}/status", self.0.id());
+        let status = std::fs::read_to_string(path).ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the dead have sent has been worked off.
+async fn only_we_are_connected(server: &Server) {
+    eventually(SOON, "only we are connected", || {
+        let all = server.command(&["CLIENT", "LIST"]);
+        all.as_str().lines().count() == 1
+    })
+    .await;
+}
+
+/// The process behind [`Worker`]. As a test of its own it does nothing.
+#[test]
+fn worker_process() {
+    let Ok(role) = std::env::var("STREAMVISOR_WORKER") else {
+        return;
+    };
+    let of = |name: &str| std::env::var(name).expect("the test that starts it says it");
+    let (port, stream) = (
+        of("STREAMVISOR_PORT").parse().unwrap(),
+        of("STREAMVISOR_STREAM"),
+    );
+    // It ends with the test that started it.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let topology = worker_topology(&role, port, &stream);
+        let supervisor = Supervisor::start(topology).await.unwrap();
+        supervisor.wait().await.unwrap();
+    });
+}
+
+fn worker_topology(role: &str, port: u16, stream: &str) -> Topology {
+    let topology = topology(&format!("redis://127.0.0.1:{port}"));
+    let starts = Starts::of(port, stream);
+    let tail = || Subscription::tail(stream).start(Start::Beginning);
+    let reclaim = |min_idle| Subscription::reclaim(stream, min_idle).block(ms(50));
+    let poison = |draft: streamvisor::Draft| {
+        let five = RetryPolicy::exponential(ms(10)).max_attempts(5);
+        starts.then_act(
+            draft
+                .workers(1)
+                .retry(five.then_dead_letter())
+                .dead_letter(format!("{stream}.dead")),
+        )
+    };
+    match role {
+        "slow" => topology
+            .subscribe(starts.then_act(tail()))
+            .subscribe(starts.then_act(reclaim(Duration::from_secs(1)))),
+        "me" => topology.subscribe(starts.then_act(tail().workers(10).consumer("me"))),
+        "poison-me" => topology.subscribe(poison(tail().consumer("me"))),
+        "poison" => topology
+            .subscribe(poison(tail()))
+            .subscribe(poison(reclaim(ms(500)))),
+        "plain" => topology.subscribe(
+            tail()
+                .codec(Raw)
+                .handle_fn(|_: Entry, _| async { Ok(Outcome::Ack) }),
+        ),
+        other => panic!("no such worker: {other}"),
+    }
+}
+
+/// Where worker processes write down what they start, before they start it: a list on the server.
+#[derive(Clone)]
+struct Starts {
+    list: String,
+    client: Arc<Mutex<Client>>,
+}
+
+impl Starts {
+    fn of(port: u16, stream: &str) -> Starts {
+        let client = Client::connect(port, None).expect("the server should be there");
+        Starts {
+            list: format!("{stream}.starts"),
+            client: Arc::new(Mutex::new(client)),
+        }
+    }
+
+    /// Does what the body says: `hang`, `abort`, or, after a moment, nothing.
+    fn then_act(&self, draft: streamvisor::Draft) -> Subscription {
+        let starts = self.clone();
+        draft.codec(Raw).handle_fn(move |entry: Entry, context| {
+            let starts = starts.clone();
+            async move {
+                starts.note(&context);
+                match entry.payload().map(|body| &body[..]) {
+                    Some(b"hang") => std::future::pending().await,
+                    Some(b"abort") => std::process::abort(),
+                    _ => tokio::time::sleep(ms(2)).await,
+                }
+                Ok(Outcome::Ack)
+            }
+        })
+    }
+
+    fn note(&self, context: &Context) {
+        let start = format!("{} {}", context.id(), context.attempt());
+        let reply = self
+            .client
+            .lock()
+            .unwrap()
+            .command(&["RPUSH", &self.list, &start]);
+        assert!(reply.unwrap().as_error().is_none());
+    }
+}
+
+/// What was started, in order: the id and the attempt.
+fn starts(server: &Server, stream: &str) -> Vec<(String, u64)> {
+    let all = server.command(&["LRANGE", &format!("{stream}.starts"), "0", "-1"]);
+    let starts = all.as_array().iter().map(|start| {
+        let (id, attempt) = start.as_str().split_once(' ').unwrap();
+        (id.to_owned(), attempt.parse().unwrap())
+    });
+    starts.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_are_killed_under_load_lose_nothing_and_repeat_only_what_they_had_started() {
+    const ENTRIES: usize = 4_000;
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "killed");
+    let ids = fill(&server, &stream, ENTRIES);
+    let last = ids.last().unwrap();
+    let mut may_be_repeated = 0;
+    for kill in 1..=3 {
+        let worker = Worker::start(&server, &stream, "slow");
+        eventually(LATER, "many are started and many wait", || {
+            starts(&server, &stream).len() >= kill * 600
+                && server.xpending_count(&stream, GROUP) >= 500
+        })
+        .await;
+        worker.kill(&server).await;
+        let started: HashSet<String> = starts(&server, &stream)
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        let pending = server.xpending(&stream, GROUP);
+        assert!(pending.len() > 100, "it was killed too late");
+        may_be_repeated += pending.iter().filter(|it| started.contains(&it.0)).count();
+    }
+    let _worker = Worker::start(&server, &stream, "slow");
+    eventually(LATER, "all is handled", || is_done(&server, &stream, last)).await;
+    let starts = starts(&server, &stream);
+    let distinct: HashSet<&String> = starts.iter().map(|(id, _)| id).collect();
+    assert_eq!(distinct.len(), ENTRIES);
+    let repeated = starts.len() - ENTRIES;
+    assert!(
+        repeated <= may_be_repeated,
+        "{repeated} were repeated, and only {may_be_repeated} had been started at the kills"
+    );
+}
+
+/// B56: only new entries were read after a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn b56_a_killed_process_of_the_same_name_starts_what_it_had_in_hand_each_once() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b56");
+    let bodies = (0..30).map(|_| vec![("_payload", "hang")]);
+    let ids = server.xadd_many(&stream, bodies);
+    let worker = Worker::start(&server, &stream, "me");
+    eventually(LATER, "ten run and twenty wait", || {
+        starts(&server, &stream).len() == 10 && server.xpending_count(&stream, GROUP) == 30
+    })
+    .await;
+    worker.kill(&server).await;
+    server.command(&["DEL", &format!("{stream}.starts")]);
+    // Now their handlers end. Nothing reclaims here.
+    let recorder = Recorder::acking();
+    let tail = Subscription::tail(&*stream).consumer("me");
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    recorder.reaches(30).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    let mut handled = recorder.ids();
+    handled.sort_by_key(|id| id.parse::<streamvisor::EntryId>().unwrap());
+    assert_eq!(handled, ids);
+    assert!(recorder.calls().iter().all(|call| call.attempt == 2));
+}
+
+/// B63: an entry that ends the process was never counted. Here its neighbours are not counted instead.
+async fn one_entry_aborts_the_process(role: &str) {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b63");
+    let dead = format!("{stream}.dead");
+    let bodies = (0..101).map(|n| vec![("_payload", if n == 50 { "abort" } else { "good" })]);
+    let ids = server.xadd_many(&stream, bodies);
+    let (poison, last) = (&ids[50], &ids[100]);
+    let mut crashes = 0;
+    let mut worker = Worker::start(&server, &stream, role);
+    eventually(2 * LATER, "all is handled or dead", || {
+        if worker.has_ended() {
+            crashes += 1;
+            assert!(crashes <= 10, "it is never given up");
+            worker = Worker::start(&server, &stream, role);
+        }
+        is_done(&server, &stream, last)
+    })
+    .await;
+    assert_eq!(crashes, 5);
+    let letters = server.xrange(&dead);
+    assert_eq!(letters.len(), 1);
+    let field = |name: &[u8]| {
+        let found = letters[0].1.iter().find(|(field, _)| field == name);
+        String::from_utf8(found.expect("a dead letter has it").1.clone()).unwrap()
+    };
+    assert_eq!(field(b"h:dead-entry-id"), *poison);
+    assert_eq!(field(b"h:dead-attempts"), "5");
+
+    let mut started: HashMap<String, Vec<u64>> = HashMap::new();
+    for (id, attempt) in starts(&server, &stream) {
+        started.entry(id).or_default().push(attempt);
+    }
+    assert_eq!(started.len(), 101);
+    assert_eq!(started.remove(poison), Some(vec![1, 2, 3, 4, 5]));
+    for (id, attempts) in started {
+        // The start itself, those before it, and at most one for a fetch.
+        for (before, attempt) in attempts.iter().enumerate() {
+            assert!(
+                *attempt <= before as u64 + 2,
+                "{id} is blamed: {attempts:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b63_an_entry_that_aborts_a_process_of_one_name_is_dead_after_its_attempts() {
+    one_entry_aborts_the_process("poison-me").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b63_an_entry_that_aborts_processes_of_any_name_is_dead_after_its_attempts() {
+    one_entry_aborts_the_process("poison").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_thousand_entries_are_acknowledged_in_flat_memory() {
+    const ENTRIES: usize = 100_000;
+    const KIB: u64 = 1024;
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "many");
+    let body = "x".repeat(200);
+    let mut last = String::new();
+    for _ in 0..10 {
+        let ids = server.xadd_many(
+            &stream,
+            (0..ENTRIES / 10).map(|_| vec![("_payload", &body)]),
+        );
+        last = ids.last().unwrap().clone();
+    }
+    let worker = Worker::start(&server, &stream, "plain");
+    let mut resident = Vec::new();
+    eventually(LATER, "all are acknowledged", || {
+        if server.commandstat("xreadgroup") > 0 {
+            resident.extend(worker.resident());
+        }
+        is_done(&server, &stream, &last)
+    })
+    .await;
+    resident.extend(worker.resident());
+    let (first, most) = (resident[0], *resident.iter().max().unwrap());
+    let grown = most - first;
+    assert!(
+        grown <= 64 * KIB,
+        "it grew by {grown} KiB, from {first} to {most}"
+    );
+}
+
+// ---- servers that die, freeze, and change roles -------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_under_load_and_comes_back_costs_no_entry_and_no_second_handling() {
+    const ENTRIES: usize = 4_000;
+    let server = Server::start_with(Server::default_version(), &[("appendonly", "yes")]);
+    let stream = stream_of(&server, "server-killed");
+    fill(&server, &stream, ENTRIES);
+    let recorder = Recorder::running(|call| async move {
+        tokio::time::sleep(ms(1)).await;
+        let number: usize = call.text().parse().unwrap();
+        Ok(match call.attempt {
+            1 if number % 10 == 0 => Outcome::Retry,
+            _ => Outcome::Ack,
+        })
+    });
+    let tail = Subscription::tail(&*stream).block(ms(500));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    for kill in 1..=2 {
+        recorder.reaches(kill * 1_000).await;
+        server.kill();
+        eventually(LATER, "it is away", || heard.count(is_away) == kill).await;
+        server.restart();
+        eventually(LATER, "it is back", || heard.count(is_back) == kill).await;
+    }
+    eventually(LATER, "all are handled", || recorder.distinct() >= ENTRIES).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    // An entry that was read and whose reply was lost counts as delivered: it may look retried.
+    let copies = server.xlen(&stream) as usize - ENTRIES;
+    assert!(
+        (ENTRIES / 10 - 100..=ENTRIES / 10).contains(&copies),
+        "{copies}"
+    );
+    assert_eq!(recorder.distinct(), ENTRIES + copies);
+    assert_eq!(recorder.count(), ENTRIES + copies);
+    heard.assert_nobody_crashed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_frozen_for_ten_seconds_is_waited_out_and_work_goes_on_by_itself() {
+    const ENTRIES: usize = 1_000;
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "frozen");
+    let recorder = Recorder::running(|call| async move {
+        tokio::time::sleep(ms(2)).await;
+        let number: usize = call.text().parse().unwrap();
+        Ok(match call.attempt {
+            1 if number % 4 == 0 => Outcome::RetryAfter(ms(100)),
+            _ => Outcome::Ack,
+        })
+    });
+    let tail = Subscription::tail(&*stream)
+        .block(ms(500))
+        .max_in_flight(200)
+        .delayed_retry(DelayedRetry::durable(format!("{stream}.delayed")));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, ENTRIES);
+    // It reads, settles and sweeps.
+    recorder.reaches(ENTRIES / 4).await;
+    server.freeze();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    server.thaw();
+    fill(&server, &stream, ENTRIES);
+    eventually(LATER, "all are handled", || {
+        recorder.distinct() >= 2 * ENTRIES + 2 * ENTRIES / 4 - 200
+    })
+    .await;
+    all_acknowledged(&server, &stream).await;
+    eventually(LATER, "nothing is delayed", || {
+        let set = format!("{stream}.delayed");
+        server.command(&["ZCARD", &set]).as_int() == 0 && server.xpending_count(&stream, GROUP) == 0
+    })
+    .await;
+    heard
+        .wait("it is away", |event| is_away(event).then_some(()))
+        .await;
+    heard
+        .wait("it is back", |event| is_back(event).then_some(()))
+        .await;
+    supervisor.shutdown().await.unwrap();
+    // An entry that was read and whose reply was lost counts as delivered: it may look retried.
+    let copies = server.xlen(&stream) as usize - 2 * ENTRIES;
+    assert!((300..=500).contains(&copies), "{copies}");
+    assert_eq!(recorder.count(), 2 * ENTRIES + copies);
+    assert_eq!(recorder.distinct(), 2 * ENTRIES + copies);
+    heard.assert_nobody_crashed();
+}
+
+/// B23: after a failover every write failed, for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn b23_a_primary_that_becomes_a_replica_for_a_while_is_waited_out() {
+    for version in Version::ALL {
+        let server = Server::start(version);
+        let stream = stream_of(&server, "readonly");
+        let gate = Gate::closed();
+        let recorder = Recorder::running({
+            let gate = gate.clone();
+            move |call| {
+                let gate = gate.clone();
+                async move {
+                    gate.passed().await;
+                    let number: usize = call.text().parse().unwrap();
+                    Ok(match call.attempt {
+                        1 if number % 10 == 0 => Outcome::Retry,
+                        _ => Outcome::Ack,
+                    })
+                }
+            }
+        });
+        let tail = Subscription::tail(&*stream)
+            .block(ms(500))
+            .max_in_flight(100);
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        fill(&server, &stream, 500);
+        recorder.reaches(8).await;
+        // Of a server that is not there, so that it keeps its data.
+        let nobody = Server::start(version);
+        let port = nobody.port().to_string();
+        nobody.kill();
+        server.command(&["REPLICAOF", "127.0.0.1", &port]);
+        gate.open();
+        heard
+            .wait("it cannot work", |event| is_away(event).then_some(()))
+            .await;
+        server.command(&["REPLICAOF", "NO", "ONE"]);
+        recorder.reaches(550).await;
+        all_acknowledged(&server, &stream).await;
+        heard
+            .wait("it can again", |event| is_back(event).then_some(()))
+            .await;
+        supervisor.shutdown().await.unwrap();
+        assert_eq!(
+            (recorder.count(), recorder.distinct()),
+            (550, 550),
+            "{version}"
+        );
+        heard.assert_nobody_crashed();
+    }
+}
+
+/// B24: LOADING was an error like any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn b24_a_server_that_loads_its_data_is_waited_for() {
+    let directives = [("appendonly", "yes"), ("key-load-delay", "1000")];
+    let server = Server::start_with(Server::default_version(), &directives);
+    let stream = stream_of(&server, "loading");
+    let commands: Vec<Vec<String>> = (0..3_000)
+        .map(|n| vec!["SET".to_owned(), format!("key-{n}"), "value".to_owned()])
+        .collect();
+    server.pipeline(&commands);
+    let recorder = Recorder::acking();
+    let tail = Subscription::tail(&*stream).block(ms(500));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 100);
+    recorder.reaches(100).await;
+    server.kill();
+    heard
+        .wait("it is away", |event| is_away(event).then_some(()))
+        .await;
+    let port = server.port();
+    let (server, was_loading) = std::thread::scope(|scope| {
+        let restarting = scope.spawn(|| server.restart());
+        let mut loading = false;
+        while !restarting.is_finished() {
+            let mut client = Client::connect(port, None).ok();
+            let reply = client.as_mut().and_then(|it| it.command(&["PING"]).ok());
+            loading |= reply.is_some_and(|it| {
+                it.as_error()
+                    .is_some_and(|text| text.starts_with("LOADING"))
+            });
+            std::thread::sleep(ms(5));
+        }
+        restarting.join().unwrap();
+        (&server, loading)
+    });
+    assert!(was_loading, "it was ready at once: this test tests nothing");
+    heard
+        .wait("it is back", |event| is_back(event).then_some(()))
+        .await;
+    fill(server, &stream, 100);
+    recorder.reaches(200).await;
+    all_acknowledged(server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (200, 200));
+    heard.assert_nobody_crashed();
+}
+
+// ---- links that break ------------------------------------------------------------------------------------
+
+/// B18: the client did not come back after a cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn b18_links_that_are_cut_again_and_again_cost_no_entry_and_no_second_handling() {
+    const ENTRIES: usize = 1_000;
+    let server = Server::start(Server::default_version());
+    let proxy = server.proxy();
+    let stream = stream_of(&server, "b18");
+    let recorder = Recorder::answering(|call| {
+        let number: usize = call.text().parse().unwrap();
+        Ok(match call.attempt {
+            1 if number % 10 == 0 => Outcome::Retry,
+            _ => Outcome::Ack,
+        })
+    });
+    let tail = Subscription::tail(&*stream).block(ms(500));
+    let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    let adding = std::thread::spawn({
+        let (mut client, stream) = (server.connect(), stream.clone());
+        move || {
+            for n in 0..ENTRIES {
+                let body = n.to_string();
+                client
+                    .command(&["XADD", &stream, "*", "_payload", &body])
+                    .unwrap();
+                std::thread::sleep(ms(5));
+            }
+        }
+    });
+    while !adding.is_finished() {
+        tokio::time::sleep(ms(200)).await;
+        proxy.cut_all();
+    }
+    adding.join().unwrap();
+    eventually(LATER, "all are handled", || recorder.distinct() >= ENTRIES).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    // An entry that was read and whose reply was lost counts as delivered: it may look retried.
+    let copies = server.xlen(&stream) as usize - ENTRIES;
+    assert!(copies <= ENTRIES / 10, "{copies}");
+    assert_eq!(recorder.distinct(), ENTRIES + copies);
+    assert_eq!(recorder.count(), ENTRIES + copies);
+    heard.assert_nobody_crashed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_links_are_noticed_and_made_anew_and_what_went_into_them_is_handled() {
+    let server = Server::start(Server::default_version());
+    let proxy = server.proxy();
+    let stream = stream_of(&server, "half-open");
+    let recorder = Recorder::acking();
+    let tail = Subscription::tail(&*stream).block(ms(500));
+    let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 10);
+    recorder.reaches(10).await;
+    all_acknowledged(&server, &stream).await;
+    let before = proxy.accepted();
+    proxy.half_open();
+    // The first goes to the read that waits on the old link, and nobody hears of it.
+    fill(&server, &stream, 10);
+    recorder.reaches(20).await;
+    all_acknowledged(&server, &stream).await;
+    assert!(proxy.accepted() > before);
+    fill(&server, &stream, 10);
+    recorder.reaches(30).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (30, 30));
+    heard.assert_nobody_crashed();
+}
+
+// ---- groups and streams that disappear ---------------------------------------------------------------------
+
+/// B1: after the group was gone both loops failed for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn b1_a_destroyed_group_is_made_again_for_every_mode_and_what_runs_stays_in_hand() {
+    for version in Version::ALL {
+        let server = Server::start(version);
+        let stream = stream_of(&server, "b1");
+        let gate = Gate::closed();
+        let recorder = Recorder::running({
+            let gate = gate.clone();
+            move |call| {
+                let gate = gate.clone();
+                async move {
+                    if call.text() == "long" {
+                        gate.passed().await;
+                    }
+                    Ok(Outcome::Ack)
+                }
+            }
+        });
+        let reclaimed = Recorder::acking();
+        let min_idle = Duration::from_secs(1);
+        let supervisor = Supervisor::start(
+            topology(&server.url())
+                .subscribe(recorder.on(Subscription::tail(&*stream).block(ms(500))))
+                .subscribe(reclaimed.on(Subscription::reclaim(&*stream, min_idle).block(ms(100)))),
+        )
+        .await
+        .unwrap();
+        let heard = Heard::of(&supervisor);
+        let handled = fill(&server, &stream, 10);
+        recorder.reaches(10).await;
+        let long = server.xadd_many(&stream, (0..4).map(|_| vec![("_payload", "long")]));
+        recorder.reaches(14).await;
+        eventually(SOON, "only the long ones run", || {
+            server.xpending_count(&stream, GROUP) == 4
+        })
+        .await;
+        server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+        heard
+            .wait("the group is made again", |event| match event {
+                Event::GroupRemade { .. } => Some(()),
+                _ => None,
+            })
+            .await;
+        eventually(SOON, "what runs is in hand again", || {
+            server.xpending_count(&stream, GROUP) == 4
+        })
+        .await;
+        fill(&server, &stream, 3);
+        recorder.reaches(17).await;
+        // The other mode is alive as well.
+        let claim = ["XCLAIM", &stream, GROUP, "dead", "0", &handled[0], "FORCE"];
+        server.command(&claim);
+        reclaimed.reaches(1).await;
+        assert_eq!(reclaimed.ids(), [&*handled[0]], "{version}");
+        gate.open();
+        all_acknowledged(&server, &stream).await;
+        supervisor.shutdown().await.unwrap();
+        assert_eq!(
+            (recorder.count(), recorder.distinct()),
+            (17, 17),
+            "{version}"
+        );
+        assert!(long.iter().all(|id| recorder.calls_of(id).len() == 1));
+        heard.assert_nobody_crashed();
+    }
+}
+
+/// B7: whatever ended a blocked read ended the loop. B5: on older servers nothing ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn b5_b7_nothing_that_happens_to_a_blocked_read_ends_the_reading() {
+    for version in Version::ALL {
+        let server = Server::start(version);
+        let stream = stream_of(&server, "b7");
+        let recorder = Recorder::acking();
+        let tail = Subscription::tail(&*stream).block(Duration::from_secs(1));
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        let mut expected = 0;
+        for fault in [
+            "nothing",
+            "UNBLOCK TIMEOUT",
+            "UNBLOCK ERROR",
+            "DEL",
+            "RENAME",
+            "FLUSHALL",
+        ] {
+            let id = eventually_some(SOON, "a blocked read", || blocked_reader(&server)).await;
+            let other = unique("elsewhere");
+            match fault {
+                "nothing" => Reply::Nil,
+                "UNBLOCK TIMEOUT" => server.command(&["CLIENT", "UNBLOCK", &id, "TIMEOUT"]),
+                "UNBLOCK ERROR" => server.command(&["CLIENT", "UNBLOCK", &id, "ERROR"]),
+                "DEL" => server.command(&["DEL", &stream]),
+                "RENAME" => server.command(&["RENAME", &stream, &other]),
+                _ => server.command(&["FLUSHALL"]),
+            };
+            fill(&server, &stream, 3);
+            expected += 3;
+            recorder.reaches(expected).await;
+            eventually(SOON, "they are acknowledged", || {
+                let groups = server.command(&["XPENDING", &stream, GROUP]);
+                groups.as_error().is_none() && groups.as_array()[0].as_int() == 0
+            })
+            .await;
+            assert_eq!(recorder.count(), expected, "{version}: {fault}");
+        }
+        heard.assert_nobody_crashed();
+        supervisor.shutdown().await.unwrap();
+        let reads = server.commandstat("xreadgroup");
+        assert!(reads < 500, "{version}: {reads} reads");
+    }
+}
+
+/// The id of a reader's connection that waits in a read.
+fn blocked_reader(server: &Server) -> Option<String> {
+    let connections = server.client_list();
+    let line = connections
+        .iter()
+        .find(|line| line.contains("cmd=xreadgroup") && line.contains(" flags=b "))?;
+    let id = line.split(' ').next()?.strip_prefix("id=")?;
+    Some(id.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b7_b92_a_stream_that_is_overwritten_blocks_its_subscription_and_no_other() {
+    let server = Server::start(Server::default_version());
+    let (stream, other) = (
+        stream_of(&server, "overwritten"),
+        stream_of(&server, "other"),
+    );
+    let recorder = Recorder::acking();
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .subscribe(recorder.on(Subscription::tail(&*stream).named("it").block(ms(500))))
+            .subscribe(recorder.on(Subscription::tail(&*other).named("other").block(ms(500)))),
+    )
+    .await
+    .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 1);
+    recorder.reaches(1).await;
+    server.command(&["SET", &stream, "text"]);
+    let error = heard
+        .wait("it is blocked", |event| match event {
+            Event::Blocked {
+                subscription,
+                error,
+            } if **subscription == *"it" => Some(error.clone()),
+            _ => None,
+        })
+        .await;
+    assert!(error.contains("WRONGTYPE"), "{error}");
+    fill(&server, &other, 100);
+    recorder.reaches(101).await;
+    all_acknowledged(&server, &other).await;
+    // A stop does not wait for it.
+    supervisor.shutdown().await.unwrap();
+    heard.assert_nobody_crashed();
+    assert_eq!(
+        heard.count(|event| matches!(event, Event::Blocked { .. })),
+        1
+    );
+}
+
+// ---- handlers that hang ---------------------------------------------------------------------------------
+
+/// What handlers block their threads with, until the test has ended at the latest.
+#[derive(Clone, Default)]
+struct Blockade(Arc<AtomicBool>);
+
+impl Blockade {
+    fn stand(&self) {
+        while !self.0.load(Ordering::SeqCst) {
+            std::thread::sleep(ms(5));
+        }
+    }
+
+    fn end(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+struct EndOf(Blockade);
+
+impl Drop for EndOf {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_hangs_holds_up_nothing_but_its_own_entry() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "holds-up");
+    let recorder = Recorder::running(|call| async move {
+        if call.text() == "hang" {
+            std::future::pending::<()>().await;
+        }
+        Ok(Outcome::Ack)
+    });
+    let tail = Subscription::tail(&*stream).workers(2);
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .shutdown_timeout(ms(500))
+            .subscribe(recorder.on(tail)),
+    )
+    .await
+    .unwrap();
+    // Handlers are known to be fast, so a worker takes many at a time.
+    fill(&server, &stream, 2_000);
+    recorder.reaches(2_000).await;
+    let bodies = (0..1_000).map(|n| if n == 10 { "hang" } else { "run" });
+    server.xadd_many(&stream, bodies.map(|body| vec![("_payload", body)]));
+    recorder.reaches(3_000).await;
+    eventually(SOON, "all others are acknowledged", || {
+        server.xpending_count(&stream, GROUP) == 1
+    })
+    .await;
+    let report = supervisor.shutdown().await.unwrap();
+    assert_eq!((report.left_running.len(), report.given_back), (1, 0));
+}
+
+/// B49: what hangs was kept fresh for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn b49_a_handler_past_its_deadline_is_ended_and_its_entry_retried_up_to_the_cap() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b49");
+    let dead = format!("{stream}.dead");
+    let recorder = Recorder::running(|call| async move {
+        let hangs = match call.text() {
+            "for ever" => true,
+            "once" => call.attempt == 1,
+            _ => false,
+        };
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        Ok(Outcome::Ack)
+    });
+    let retry = RetryPolicy::exponential(ms(10)).max_attempts(3);
+    let tail = Subscription::tail(&*stream)
+        .workers(2)
+        .handler_timeout(ms(300))
+        .retry(retry.then_dead_letter())
+        .dead_letter(&*dead);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    for body in ["once", "for ever", "good", "good"] {
+        server.xadd(&stream, &[("_payload", body)]);
+    }
+    eventually(SOON, "it is dead", || server.xlen(&dead) == 1).await;
+    all_acknowledged(&server, &stream).await;
+    let of = |body: &str| -> Vec<u64> {
+        let calls = recorder.calls().into_iter();
+        calls
+            .filter(|call| call.text() == body)
+            .map(|call| call.attempt)
+            .collect()
+    };
+    assert_eq!(of("once"), [1, 2]);
+    assert_eq!(of("for ever"), [1, 2, 3]);
+    assert_eq!(of("good"), [1, 1]);
+    assert_eq!(recorder.running_now(), 0);
+    let crashes = heard.pick(|event| match event {
+        Event::Crashed { error, .. } => Some(error.clone()),
+        _ => None,
+    });
+    assert_eq!(crashes.len(), 4);
+    assert!(
+        crashes.iter().all(|error| error.contains("deadline")),
+        "{crashes:?}"
+    );
+    supervisor.shutdown().await.unwrap();
+}
+
+/// B49, for code that nobody can interrupt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn b49_a_handler_that_blocks_its_thread_past_its_deadline_loses_its_entry_to_others() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b49-blocks");
+    let blockade = Blockade::default();
+    let _end = EndOf(blockade.clone());
+    let recorder = Recorder::running({
+        let blockade = blockade.clone();
+        move |call| {
+            std::future::ready(Ok(match call.text() {
+                "block" => {
+                    blockade.stand();
+                    Outcome::Retry
+                }
+                _ => Outcome::Ack,
+            }))
+        }
+    });
+    let here = Recorder::acking();
+    let tail = Subscription::tail(&*stream)
+        .workers(1)
+        .handler_timeout(ms(300))
+        .dead_letter(format!("{stream}.dead"));
+    // Its own process looks more often than the other, and must not keep the entry from it.
+    let own = Subscription::reclaim(&*stream, ms(300)).block(ms(50));
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .shutdown_timeout(Duration::from_secs(3))
+            .subscribe(recorder.on(tail))
+            .subscribe(here.on(own)),
+    )
+    .await
+    .unwrap();
+    let heard = Heard::of(&supervisor);
+    let blocks = server.xadd(&stream, &[("_payload", "block")]);
+    let abandoned = heard
+        .wait("it is given up", |event| match event {
+            Event::Abandoned { id, .. } => Some(id.to_string()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(abandoned, blocks);
+    // Its worker was replaced.
+    let next = server.xadd(&stream, &[("_payload", "good")]);
+    eventually(SOON, "another entry is handled", || {
+        !recorder.calls_of(&next).is_empty()
+    })
+    .await;
+
+    let there = Recorder::acking();
+    let reclaim = Subscription::reclaim(&*stream, Duration::from_secs(2)).block(ms(50));
+    let other = Supervisor::start(topology(&server.url()).subscribe(there.on(reclaim)))
+        .await
+        .unwrap();
+    eventually(SOON, "the other process has it", || {
+        !there.calls_of(&blocks).is_empty()
+    })
+    .await;
+    assert_eq!(there.calls_of(&blocks)[0].attempt, 2);
+    assert!(
+        here.calls_of(&blocks).is_empty(),
+        "it ran twice at a time here"
+    );
+    blockade.end();
+    eventually(SOON, "the call ends", || recorder.running_now() == 0).await;
+    // What it said is not heard: no copy is made of what is not ours.
+    let last = server.xadd(&stream, &[("_payload", "good")]);
+    eventually(SOON, "a later entry is handled", || {
+        !recorder.calls_of(&last).is_empty()
+    })
+    .await;
+    supervisor.shutdown().await.unwrap();
+    other.shutdown().await.unwrap();
+    assert_eq!(server.xlen(&stream), 3);
+    assert_eq!((recorder.count(), there.count(), here.count()), (3, 1, 0));
+}
