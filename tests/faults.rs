@@ -357,7 +357,7 @@ async fn a_hundred_thousand_entries_are_acknowledged_in_flat_memory() {
     const KIB: u64 = 1024;
     let server = Server::start(Server::default_version());
     let stream = stream_of(&server, "many");
-    let body = "x".repeat(200);
+    let body = "x".repeat(1_000);
     let mut last = String::new();
     for _ in 0..10 {
         let ids = server.xadd_many(

@@ -122,6 +122,12 @@ async fn crashed_and_restarted(heard: &Heard, child: &Child, armed: &Armed) {
     assert_eq!(restarts, 1);
 }
 
+/// Why the tree has ended.
+async fn failure_of(supervisor: &SupervisorHandle) -> Failure {
+    let end = tokio::time::timeout(SOON, supervisor.wait()).await;
+    end.expect("the tree should end").unwrap_err()
+}
+
 async fn all_acknowledged(server: &Server, stream: &str) {
     let what = format!("nothing of {stream} is pending");
     eventually(SOON, &what, || server.xpending_count(stream, GROUP) == 0).await;
@@ -731,7 +737,7 @@ async fn a_worker_that_crashes_over_every_entry_is_slowed_down_and_given_up_in_t
     .unwrap();
     let heard = Heard::of(&supervisor);
     fill(&server, &stream, 100);
-    let failure = supervisor.wait().await.unwrap_err();
+    let failure = failure_of(&supervisor).await;
     assert_eq!(failure.child, handler(&name, 0));
     assert!(failure.error.contains("nothing agrees with me"));
     // Four crashes in a row are the entries' own, the fifth and all after it are the worker's.
@@ -882,7 +888,7 @@ async fn a_spent_budget_drains_the_tree_and_ends_it_with_an_error_that_names_the
         eventually(SOON, point, || !escalated(&heard).is_empty()).await;
         doomed.gate.open();
         doomed.other_may_end(&server).await;
-        let failure: Failure = supervisor.wait().await.unwrap_err();
+        let failure = failure_of(&supervisor).await;
         if let (
             Child::Handler { subscription, .. },
             Child::Handler {

@@ -21,9 +21,10 @@ local function copy(id, delay, attempt, first, last)
   -- One entry has one copy per group: its id and the group make the member unique and the step repeatable.
   local member = {1, id .. ' ' .. ARGV[1], ARGV[1], tonumber(attempt)}
   for i = first, last do member[#member + 1] = ARGV[i] end
-  delayed = true
   local due = string.format('%.0f', now + tonumber(delay))
-  return redis.pcall('ZADD', KEYS[2], 'NX', due, cmsgpack.pack(member))
+  local reply = redis.pcall('ZADD', KEYS[2], 'NX', due, cmsgpack.pack(member))
+  delayed = delayed or not failed(reply)
+  return reply
 end
 
 local outcomes = {}
