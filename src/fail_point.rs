@@ -169,6 +169,7 @@ mod armed {
             state.failed += 1;
             drop(state);
             match self.fail {
+                #[allow(clippy::panic)] // what the tests ask for
                 Fail::Panic => panic!("fail point `{}`", self.point),
                 // Where others share this thread, they are moved to another one meanwhile.
                 Fail::Pause => match Handle::try_current().map(|it| it.runtime_flavor()) {

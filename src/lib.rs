@@ -2,6 +2,16 @@
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
+// Nothing that a server sends or an entry holds may make this crate panic.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic
+    )
+)]
 
 mod actors;
 #[cfg(not(feature = "fail_points"))]

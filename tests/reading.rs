@@ -1398,12 +1398,13 @@ async fn what_was_taken_settled_or_deleted_while_it_waited_is_not_started() {
             server.xpending_count("s", GROUP) == 1
         })
         .await;
-        heard
+        let lost = heard
             .wait("the loss is told", |event| match event {
-                Event::OwnershipLost { id, .. } => Some(assert_eq!(id.to_string(), ids[1])),
+                Event::OwnershipLost { id, .. } => Some(id.to_string()),
                 _ => None,
             })
             .await;
+        assert_eq!(lost, ids[1]);
         eventually(SOON, "the gone one is told", || !heard.gone().is_empty()).await;
         supervisor.shutdown().await.unwrap();
         assert_eq!(

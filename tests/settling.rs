@@ -2242,7 +2242,7 @@ async fn b70_a_failed_entry_holds_up_neither_its_key_nor_others() {
         };
         server.xadd(
             "s",
-            &[("_payload", number.to_string()), ("h:key".into(), key)],
+            &[("_payload", number.to_string()), ("h:key", key)],
         );
     }
     recorder.reaches(111).await;

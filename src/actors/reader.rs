@@ -45,6 +45,8 @@ const UNBLOCK_AGAIN: Duration = Duration::from_millis(20);
 /// How often the runtime gets its turn so that a read that was sent reaches the socket: its client has
 /// a task that writes, and one before that.
 const YIELDS: usize = 2;
+/// How often consumers that are gone are looked for, at the least.
+const TIDY_EVERY: Duration = Duration::from_secs(600);
 /// The pauses while the server is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -115,6 +117,8 @@ pub(crate) struct ReaderState {
     delays: Delays,
     /// The next read claims nothing.
     plain: bool,
+    /// When consumers that are gone are looked for.
+    tidy_at: Instant,
     /// When deleted entries are looked for.
     purge_at: Instant,
     /// It is the purge's turn, and not that of a read.
@@ -196,6 +200,7 @@ impl Actor for Reader {
             stop,
             delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
             plain: false,
+            tidy_at: Instant::now(),
             purge_at: Instant::now(),
             purge_turn: false,
         })
@@ -544,6 +549,11 @@ impl ReaderState {
             }
         };
         self.subscription.at("reclaim.moved");
+        if matches!(step, Step::EndOfPass { .. }) && self.tidy_at <= Instant::now() {
+            let ttl = subscription.plan.settings.consumer_ttl;
+            self.tidy_at = Instant::now() + ttl.min(TIDY_EVERY);
+            tidy(&subscription, connection).await?;
+        }
         self.well();
         Ok(step)
     }
@@ -739,6 +749,39 @@ async fn put_back(
     }
     settle::count_starts(connection, group, &counts).await?;
     Ok(())
+}
+
+/// Removes the consumers that crashed processes left in the group, once nothing of theirs is pending.
+async fn tidy(
+    subscription: &SubscriptionState,
+    connection: &Connection,
+) -> Result<(), ServerError> {
+    let group = &subscription.group.group;
+    let ours = subscription.group.each_subscription();
+    let keep: Vec<Arc<str>> = ours
+        .iter()
+        .map(|it| Arc::clone(&it.source.consumer))
+        .collect();
+    match group::tidy_consumers(
+        connection,
+        group,
+        subscription.plan.settings.consumer_ttl,
+        &keep,
+    )
+    .await
+    {
+        Ok(0) => Ok(()),
+        Ok(removed) => {
+            tracing::info!(target: "streamvisor", %group, removed, "consumers that were gone with nothing pending were removed");
+            Ok(())
+        }
+        // Nothing depends on it.
+        Err(denied) if denied.is_denied() => {
+            tracing::warn!(target: "streamvisor", %group, error = %denied, "consumers that are gone cannot be removed");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes the group again, or follows it where somebody else did.

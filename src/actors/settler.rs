@@ -6,6 +6,7 @@
 //! acknowledgements flow. A batch stays in the queue until its answer is there, so a settler that dies
 //! has lost nothing, and sending a batch again changes nothing.
 
+use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,11 +41,18 @@ pub(crate) enum SettlerMessage {
 #[cfg(feature = "cluster")]
 impl ractor::Message for SettlerMessage {}
 
-/// The lines, as places in arrays.
-const ACKS: usize = 0;
-const COPIES: usize = 1;
-const DUE: usize = 2;
-const STARTS: usize = 3;
+/// What stands in a line of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Plain acknowledgements.
+    Acks,
+    /// Copies, with the acknowledgement of the original.
+    Copies,
+    /// Parked entries whose delay is over.
+    Due,
+    /// Starts to be counted.
+    Starts,
+}
 
 /// What came of a batch.
 enum Answer {
@@ -59,8 +67,47 @@ pub(crate) struct SettlerState {
     group: Arc<GroupState>,
     delete: Option<DeleteAcked>,
     under_way: FuturesUnordered<BoxFuture<'static, Answer>>,
-    lines: [Line; 4],
+    lines: Lines,
     order: watch::Receiver<Order>,
+}
+
+/// The four lines.
+struct Lines([Line; 4]);
+
+impl Lines {
+    fn new() -> Self {
+        Lines([Line::new(), Line::new(), Line::new(), Line::new()])
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Line> {
+        self.0.iter()
+    }
+}
+
+impl Index<Kind> for Lines {
+    type Output = Line;
+
+    fn index(&self, kind: Kind) -> &Line {
+        let Lines([acks, copies, due, starts]) = self;
+        match kind {
+            Kind::Acks => acks,
+            Kind::Copies => copies,
+            Kind::Due => due,
+            Kind::Starts => starts,
+        }
+    }
+}
+
+impl IndexMut<Kind> for Lines {
+    fn index_mut(&mut self, kind: Kind) -> &mut Line {
+        let Lines([acks, copies, due, starts]) = self;
+        match kind {
+            Kind::Acks => acks,
+            Kind::Copies => copies,
+            Kind::Due => due,
+            Kind::Starts => starts,
+        }
+    }
 }
 
 struct Line {
@@ -123,7 +170,7 @@ impl Actor for Settler {
             group,
             delete,
             under_way: FuturesUnordered::new(),
-            lines: [Line::new(), Line::new(), Line::new(), Line::new()],
+            lines: Lines::new(),
         })
     }
 
@@ -160,22 +207,22 @@ impl SettlerState {
         let now = Instant::now();
         let connection = Arc::clone(&self.tree.settling);
         let (group, delete) = (Arc::clone(&self.group.group), self.delete);
-        if self.lines[ACKS].is_free(now) {
+        if self.lines[Kind::Acks].is_free(now) {
             let ids = self.group.queue.take_acks();
             if !ids.is_empty() {
                 self.group.at("settler.acks");
-                self.lines[ACKS].busy = true;
+                self.lines[Kind::Acks].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
                     Answer::Acks(settle::acknowledge(&connection, &group, &ids, delete).await)
                 }));
             }
         }
-        if self.lines[COPIES].is_free(now) {
+        if self.lines[Kind::Copies].is_free(now) {
             let jobs = self.group.queue.take_copies();
             if !jobs.is_empty() {
                 self.group.at("settler.copies");
-                self.lines[COPIES].busy = true;
+                self.lines[Kind::Copies].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
                     let outcomes = copy(&connection, &group, &jobs, delete).await;
@@ -183,11 +230,11 @@ impl SettlerState {
                 }));
             }
         }
-        if self.lines[DUE].is_free(now) {
+        if self.lines[Kind::Due].is_free(now) {
             let jobs = self.group.queue.take_due(now);
             if !jobs.is_empty() {
                 self.group.at("settler.due");
-                self.lines[DUE].busy = true;
+                self.lines[Kind::Due].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
                     let parked: Vec<_> = jobs.iter().map(parked).collect();
@@ -196,11 +243,11 @@ impl SettlerState {
                 }));
             }
         }
-        if self.lines[STARTS].is_free(now) {
+        if self.lines[Kind::Starts].is_free(now) {
             let jobs = self.group.queue.take_starts();
             if !jobs.is_empty() {
                 self.group.at("settler.starts");
-                self.lines[STARTS].busy = true;
+                self.lines[Kind::Starts].busy = true;
                 self.under_way.push(Box::pin(async move {
                     let starts: Vec<_> = jobs
                         .iter()
@@ -220,13 +267,17 @@ impl SettlerState {
             .iter()
             .filter(|line| !line.busy)
             .filter_map(|line| line.not_before);
-        let due = if self.lines[DUE].busy {
+        let due = if self.lines[Kind::Due].busy {
             None
         } else {
             self.group.queue.next_due()
         };
         // Due entries wait for the pause of their line, if it has one.
-        let due = due.map(|due| self.lines[DUE].not_before.map_or(due, |at| at.max(due)));
+        let due = due.map(|due| {
+            self.lines[Kind::Due]
+                .not_before
+                .map_or(due, |at| at.max(due))
+        });
         let now = Instant::now();
         retries
             .filter(|at| *at > now)
@@ -239,17 +290,17 @@ impl SettlerState {
         self.group.at("settler.answered");
         match answer {
             Answer::Acks(result) => {
-                self.lines[ACKS].busy = false;
+                self.lines[Kind::Acks].busy = false;
                 match result {
                     Ok(_) => {
                         let done = self.group.queue.acks_done();
-                        self.settled(ACKS, done);
+                        self.settled(Kind::Acks, done);
                     }
-                    Err(error) => self.trouble(ACKS, &error)?,
+                    Err(error) => self.trouble(Kind::Acks, &error)?,
                 }
             }
             Answer::Copies(jobs, result) => {
-                self.lines[COPIES].busy = false;
+                self.lines[Kind::Copies].busy = false;
                 match result {
                     Ok(outcomes) => self.copies(jobs, outcomes),
                     // A key that this user may not touch is refused before the script runs. The stream
@@ -258,21 +309,21 @@ impl SettlerState {
                         let outcomes = vec![Settled::Refused(error); jobs.len()];
                         self.copies(jobs, outcomes);
                     }
-                    Err(error) => self.trouble(COPIES, &error)?,
+                    Err(error) => self.trouble(Kind::Copies, &error)?,
                 }
             }
             Answer::Due(jobs, result) => {
-                self.lines[DUE].busy = false;
+                self.lines[Kind::Due].busy = false;
                 match result {
                     Ok(outcomes) => self.due(jobs, outcomes),
-                    Err(error) => self.trouble(DUE, &error)?,
+                    Err(error) => self.trouble(Kind::Due, &error)?,
                 }
             }
             Answer::Starts(jobs, result) => {
-                self.lines[STARTS].busy = false;
+                self.lines[Kind::Starts].busy = false;
                 match result {
                     Ok(outcomes) => {
-                        self.settled(STARTS, Vec::new());
+                        self.settled(Kind::Starts, Vec::new());
                         for (job, outcome) in jobs.into_iter().zip(outcomes) {
                             // A worker that no longer waits has been replaced.
                             let _ = job.answer.send(match outcome {
@@ -286,7 +337,7 @@ impl SettlerState {
                     Err(error) => {
                         let queue = &self.group.queue;
                         jobs.into_iter().for_each(|job| queue.count_start(job));
-                        self.trouble(STARTS, &error)?;
+                        self.trouble(Kind::Starts, &error)?;
                     }
                 }
             }
@@ -296,7 +347,7 @@ impl SettlerState {
     }
 
     /// The server has stored these.
-    fn settled(&mut self, line: usize, ids: Vec<EntryId>) {
+    fn settled(&mut self, line: Kind, ids: Vec<EntryId>) {
         self.lines[line].well();
         self.group
             .acknowledged
@@ -311,7 +362,7 @@ impl SettlerState {
 
     /// A batch was not stored; it stays where it is and is sent again. Only what cannot be explained is
     /// this actor's own failure.
-    fn trouble(&mut self, line: usize, error: &ServerError) -> Result<(), ServerError> {
+    fn trouble(&mut self, line: Kind, error: &ServerError) -> Result<(), ServerError> {
         self.lines[line].wait(error);
         for subscription in self.group.each_subscription() {
             subscription.condition.trouble(Part::Settling, error);
@@ -340,8 +391,8 @@ impl SettlerState {
             }
         }
         self.group.queue.copies_done(again);
-        self.settled(COPIES, done);
-        self.refused(COPIES, refused);
+        self.settled(Kind::Copies, done);
+        self.refused(Kind::Copies, refused);
     }
 
     fn due(&mut self, jobs: Vec<ParkedJob>, outcomes: Vec<Settled>) {
@@ -358,9 +409,11 @@ impl SettlerState {
                 }
             }
         }
-        self.settled(DUE, done);
-        self.refused(DUE, refused);
-        let at = self.lines[DUE].not_before.unwrap_or_else(Instant::now);
+        self.settled(Kind::Due, done);
+        self.refused(Kind::Due, refused);
+        let at = self.lines[Kind::Due]
+            .not_before
+            .unwrap_or_else(Instant::now);
         self.group.queue.due_done(again, at);
     }
 
@@ -422,7 +475,7 @@ impl SettlerState {
     }
 
     /// Some items of a batch were refused: they wait a little, whatever the reason.
-    fn refused(&mut self, line: usize, error: Option<ServerError>) {
+    fn refused(&mut self, line: Kind, error: Option<ServerError>) {
         let Some(error) = error else { return };
         let pause = self.lines[line].delays.next();
         self.lines[line].not_before = Some(Instant::now() + pause);

@@ -68,9 +68,12 @@ pub(crate) fn dead_letter(
     let mut fields: Vec<Bytes> = received
         .entry
         .fields
-        .chunks_exact(2)
-        .filter(|pair| !stale(&pair[0]))
-        .flat_map(|pair| pair.iter().cloned())
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .filter(|[name, _]| !stale(name))
+        .flatten()
+        .cloned()
         .collect();
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -101,8 +104,9 @@ pub(crate) fn group_of(entry: &Entry) -> Option<&Bytes> {
 
 /// Sets the first field of this name, or adds it.
 fn set(fields: &mut Vec<Bytes>, name: Bytes, value: Bytes) {
-    match fields.chunks_exact_mut(2).find(|pair| pair[0] == name) {
-        Some(pair) => pair[1] = value,
+    let mut pairs = fields.as_chunks_mut().0.iter_mut();
+    match pairs.find(|[known, _]| *known == name) {
+        Some([_, known]) => *known = value,
         None => fields.extend([name, value]),
     }
 }
@@ -113,7 +117,7 @@ fn text(text: &str) -> Bytes {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    Bytes::copy_from_slice(&text.as_bytes()[..end])
+    Bytes::copy_from_slice(text.as_bytes().get(..end).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -143,7 +143,11 @@ impl Entry {
 
     /// Every field in the stream's order, headers and the body included.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = (&Bytes, &Bytes)> {
-        self.fields.chunks_exact(2).map(|pair| (&pair[0], &pair[1]))
+        self.fields
+            .as_chunks()
+            .0
+            .iter()
+            .map(|[name, value]| (name, value))
     }
 
     /// The value of the first field of this name.

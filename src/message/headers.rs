@@ -69,9 +69,11 @@ impl<'a> Headers<'a> {
             .iter()
             .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         self.fields
-            .chunks_exact(2)
-            .filter(|pair| !is_kept_back(&pair[0]))
-            .filter_map(|pair| Some((pair[0].strip_prefix(wire::HEADER)?, &pair[1][..])))
+            .as_chunks()
+            .0
+            .iter()
+            .filter(|[name, _]| !is_kept_back(name))
+            .filter_map(|[name, value]| Some((name.strip_prefix(wire::HEADER)?, &**value)))
             .chain(told)
     }
 }

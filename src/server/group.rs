@@ -311,6 +311,7 @@ fn group_state(reply: Frame) -> Result<GroupState, ServerError> {
 }
 
 /// A consumer as the server describes it.
+#[cfg(test)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConsumerState {
     pub(crate) name: Bytes,
@@ -320,6 +321,7 @@ pub(crate) struct ConsumerState {
 }
 
 /// All consumers of a group.
+#[cfg(test)]
 pub(crate) async fn consumers(
     conn: &Connection,
     group: &Group,

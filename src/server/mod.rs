@@ -10,7 +10,6 @@ mod frame;
 pub(crate) mod group;
 pub(crate) mod keep_alive;
 pub(crate) mod keys;
-pub(crate) mod lease;
 pub(crate) mod publish;
 pub(crate) mod read;
 pub(crate) mod reclaim;

@@ -14,12 +14,6 @@ use super::group::Group;
 use super::{Consumers, Ids, encode_milliseconds, encode_number};
 use crate::message::{EntryId, StreamKey};
 
-/// How many ids one acknowledgement has at most.
-pub(crate) const MOST_ACKNOWLEDGED: usize = 500;
-/// How many items one call of the copying scripts has at most.
-pub(crate) const MOST_COPIED: usize = 100;
-/// How many bytes of fields it has at most; a single larger item goes alone.
-pub(crate) const MOST_COPIED_BYTES: usize = 1 << 20;
 /// How many names and values an entry may have to be copied by a script.
 pub(crate) const MOST_FIELDS: usize = 7990;
 /// The scripts that look at every other group of the stream as well take fewer at a time.
@@ -27,12 +21,6 @@ const MOST_DELETED: usize = 100;
 /// Counts and give-backs, with two commands for each entry: about a millisecond of the server's
 /// time.
 const MOST_CLAIMED: usize = 150;
-
-/// Whether an item of `next` bytes still fits a batch of copies that has `items` and `bytes`
-/// already.
-pub(crate) fn fits(items: usize, bytes: usize, next: usize) -> bool {
-    items == 0 || (items < MOST_COPIED && bytes.saturating_add(next) <= MOST_COPIED_BYTES)
-}
 
 /// How entries are deleted that no group of the stream needs any more (`AfterAck::Delete`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +41,7 @@ fn deleting(delete: Option<DeleteAcked>) -> Value {
 
 /// Acknowledges entries, whoever owns them: the work is done. Returns how many were pending.
 ///
-/// Callers pass at most [`MOST_ACKNOWLEDGED`]. Without deleting, a missing group is no error:
+/// Callers bound the batch (see `SettleQueue`). Without deleting, a missing group is no error:
 /// nothing is pending there.
 pub(crate) async fn acknowledge(
     conn: &Connection,
@@ -142,17 +130,6 @@ pub(crate) struct Copy {
     pub(crate) copied: bool,
 }
 
-impl Copy {
-    /// How much it counts against [`MOST_COPIED_BYTES`].
-    pub(crate) fn len_bytes(&self) -> usize {
-        if self.copied {
-            0
-        } else {
-            self.fields.iter().map(Bytes::len).sum()
-        }
-    }
-}
-
 /// What became of an item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Settled {
@@ -176,7 +153,7 @@ pub(crate) enum Settled {
 /// Puts copies where they belong, each together with the acknowledgement of its original. Items
 /// that are too large for a script are refused without asking.
 ///
-/// Callers keep to [`fits`]. The outcomes are in the order of the items.
+/// Callers bound the batch (see `SettleQueue`). The outcomes are in the order of the items.
 pub(crate) async fn copy_and_acknowledge(
     conn: &Connection,
     group: &Group,
@@ -441,14 +418,6 @@ mod tests {
     use super::super::frame::tests::{any_frame, blob, list, number};
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn a_batch_ends_at_its_limits_and_a_large_item_goes_alone() {
-        assert!(fits(0, 0, 10 << 20));
-        assert!(!fits(1, 10 << 20, 1));
-        assert!(fits(1, 0, MOST_COPIED_BYTES) && !fits(1, 1, MOST_COPIED_BYTES));
-        assert!(fits(99, 0, 1) && !fits(100, 0, 1));
-    }
 
     #[test]
     fn every_outcome_is_told() {

@@ -119,6 +119,7 @@ impl InFlight {
     }
 
     /// Whether this process holds the entry.
+    #[cfg(test)]
     pub(crate) fn holds(&self, id: EntryId) -> bool {
         lock(&self.table).held.contains_key(&id)
     }
@@ -347,11 +348,6 @@ impl InFlight {
             None => self.release([id]),
         }
         Some(subscription)
-    }
-
-    /// How many entries are held, parked and abandoned ones included.
-    pub(crate) fn len(&self) -> usize {
-        lock(&self.table).held.len()
     }
 }
 

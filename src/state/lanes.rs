@@ -277,11 +277,11 @@ impl Lanes {
     /// holds up nothing that another worker could do.
     fn share(&self, waiting: usize) -> usize {
         let cost = self.cost.load(Ordering::Relaxed);
-        let affordable = if cost == 0 {
-            1
-        } else {
-            (SHARE.as_nanos() as u64 / cost).max(1)
-        };
+        // As long as nothing is known of the cost, one.
+        let affordable = (SHARE.as_nanos() as u64)
+            .checked_div(cost)
+            .unwrap_or(1)
+            .max(1);
         waiting
             .min(LARGEST_SHARE)
             .min(usize::try_from(affordable).unwrap_or(LARGEST_SHARE))

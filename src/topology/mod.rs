@@ -17,7 +17,7 @@ pub use retry::{DelayedRetry, OnCrash, RetryPolicy};
 pub use subscription::{AfterAck, Draft, Start, Subscription};
 pub use topology::Topology;
 
-pub(crate) use handling::{Handling, Runner, Supply, Verdict};
-pub(crate) use plan::{Plan, PlannedSubscription};
+pub(crate) use handling::{Runner, Supply, Verdict};
+pub(crate) use plan::PlannedSubscription;
 pub(crate) use retry::{End, Place};
 pub(crate) use subscription::{ReadMode, Settings};

@@ -341,21 +341,26 @@ fn check_delay_sets(subscriptions: &[PlannedSubscription]) -> Result<(), Invalid
 /// The interval of a group is the shortest that one of its subscriptions asks for, else a third of
 /// the smallest `min_idle`.
 fn set_keep_alives(subscriptions: &mut [PlannedSubscription]) -> Result<(), InvalidTopology> {
-    let mut asked: HashMap<(StreamKey, Arc<str>), (Option<Duration>, Option<Duration>)> =
-        HashMap::new();
+    /// What the subscriptions of a group ask for, the smallest of each.
+    #[derive(Default)]
+    struct Asked {
+        keep_alive: Option<Duration>,
+        min_idle: Option<Duration>,
+    }
+    let mut asked: HashMap<(StreamKey, Arc<str>), Asked> = HashMap::new();
     let key = |s: &PlannedSubscription| (s.settings.stream.clone(), Arc::clone(&s.group));
     let least = |a: Option<Duration>, b: Option<Duration>| a.into_iter().chain(b).min();
     for subscription in subscriptions.iter() {
-        let (interval, min_idle) = asked.entry(key(subscription)).or_default();
-        *interval = least(*interval, subscription.settings.keep_alive);
-        *min_idle = least(*min_idle, subscription.settings.mode.min_idle());
+        let asked = asked.entry(key(subscription)).or_default();
+        asked.keep_alive = least(asked.keep_alive, subscription.settings.keep_alive);
+        asked.min_idle = least(asked.min_idle, subscription.settings.mode.min_idle());
     }
     for subscription in subscriptions.iter_mut() {
-        let (interval, min_idle) = asked[&key(subscription)];
-        let third = min_idle.map_or(LONGEST_KEEP_ALIVE, |idle| {
+        let asked = asked.entry(key(subscription)).or_default();
+        let third = asked.min_idle.map_or(LONGEST_KEEP_ALIVE, |idle| {
             (idle / 3).min(LONGEST_KEEP_ALIVE)
         });
-        subscription.keep_alive = interval.unwrap_or(third);
+        subscription.keep_alive = asked.keep_alive.unwrap_or(third);
         let name = || subscription.name.to_string();
         if let Some(min_idle) = subscription.settings.mode.min_idle() {
             if min_idle < 3 * SHORTEST_KEEP_ALIVE {

@@ -75,6 +75,7 @@ pub(crate) struct Settings {
     pub name: Option<String>,
     pub group: Option<String>,
     pub consumer: Option<String>,
+    pub consumer_ttl: Duration,
     pub create_group: bool,
     /// `None`: not said, which is `Start::New`; told apart so that only what was said can conflict.
     pub start: Option<Start>,
@@ -169,6 +170,7 @@ impl Draft {
                 name: None,
                 group: None,
                 consumer: None,
+                consumer_ttl: Duration::from_secs(3600),
                 create_group: true,
                 start: None,
                 batch: 200,
@@ -209,6 +211,13 @@ impl<C> Draft<C> {
     /// pending; two processes must not share one.
     pub fn consumer(mut self, consumer: impl Into<String>) -> Self {
         self.settings.consumer = Some(consumer.into());
+        self
+    }
+
+    /// How long a consumer of the group has to be gone, with nothing pending, until a reclaim or claiming
+    /// subscription removes it: what crashed processes leave does not pile up. Default: an hour.
+    pub fn consumer_ttl(mut self, gone_for: Duration) -> Self {
+        self.settings.consumer_ttl = gone_for;
         self
     }
 

@@ -149,9 +149,10 @@ async fn a_lost_reply_to_a_copy_makes_no_second_copy() {
         };
         // The script is not known: the first reply that is lost is NOSCRIPT or the copy's.
         for _ in 0..2 {
-            let settled = copy_and_acknowledge(&conn, &stage.group, &to, &[item.clone()], None)
-                .await
-                .unwrap();
+            let settled =
+                copy_and_acknowledge(&conn, &stage.group, &to, std::slice::from_ref(&item), None)
+                    .await
+                    .unwrap();
             assert!(
                 matches!(settled[0], Settled::Done | Settled::NotPending),
                 "{settled:?}"

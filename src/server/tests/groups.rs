@@ -2,7 +2,6 @@ use super::*;
 use crate::message::StreamKey;
 use crate::server::ServerError;
 use crate::server::group::*;
-use crate::server::lease::{self, Renewal};
 use crate::server::publish::add;
 
 fn id(ms: u64) -> EntryId {
@@ -226,46 +225,6 @@ async fn groups_are_described_with_their_lag_where_it_is_known() {
         let nowhere = StreamKey::from("nowhere");
         assert_eq!(groups(&stage.conn, &nowhere).await, Ok(vec![]));
         assert_eq!(length(&stage.conn, &nowhere).await, Ok(0));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lease_belongs_to_one_token() {
-    for stage in stages(&Version::ALL).await {
-        stage.said();
-        let (conn, key) = (&stage.conn, lease::key(&stage.group, "c"));
-        let long = Duration::from_secs(60);
-        assert_eq!(
-            lease::renew(conn, &key, "a", long).await,
-            Ok(Renewal::Vanished)
-        );
-        assert_eq!(
-            lease::take(conn, &key, "a", Duration::from_secs(4)).await,
-            Ok(true)
-        );
-        assert_eq!(
-            lease::take(conn, &key, "a", Duration::from_secs(4)).await,
-            Ok(true)
-        );
-        assert_eq!(lease::take(conn, &key, "b", long).await, Ok(false));
-        assert_eq!(lease::holder(conn, &key).await, Ok(Some("a".to_owned())));
-        stage.fill_memory();
-        assert_eq!(
-            lease::renew(conn, &key, "b", long).await,
-            Ok(Renewal::Anothers)
-        );
-        assert!(lease::time_left(conn, &key).await.unwrap() <= Some(Duration::from_secs(4)));
-        assert_eq!(
-            lease::renew(conn, &key, "a", long).await,
-            Ok(Renewal::Renewed)
-        );
-        assert!(lease::time_left(conn, &key).await.unwrap() > Some(Duration::from_secs(4)));
-        stage.free_memory();
-        lease::release(conn, &key, "b").await.unwrap();
-        assert_eq!(lease::holder(conn, &key).await, Ok(Some("a".to_owned())));
-        lease::release(conn, &key, "a").await.unwrap();
-        assert_eq!(lease::holder(conn, &key).await, Ok(None));
-        assert_eq!(lease::time_left(conn, &key).await, Ok(None));
     }
 }
 

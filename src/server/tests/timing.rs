@@ -279,7 +279,7 @@ async fn reading_and_acknowledging_cost_little() {
         }
         let (read_for, read_ticks) = (started.elapsed(), ticks() - before);
         let (started, before) = (std::time::Instant::now(), ticks());
-        for ids in batches.concat().chunks(MOST_ACKNOWLEDGED) {
+        for ids in batches.concat().chunks(500) {
             acknowledge(&stage.conn, &group, ids, None).await.unwrap();
         }
         let each = |ticks: u64| ticks as f64 * 10_000.0 / MANY as f64;
