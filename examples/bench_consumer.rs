@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
-use streamvisor::fred::prelude::{Client, ClientLike, Config, StreamsInterface};
+use streamvisor::fred::prelude::{Client, ClientLike, Config, StreamsInterface, Value};
 use streamvisor::prelude::*;
 use tokio::sync::Notify;
 
@@ -133,13 +133,9 @@ async fn consume() -> Result<(), BoxError> {
     let client = Client::new(Config::from_url(&url)?, None, None, None);
     client.init().await?;
     loop {
-        let (pending, ..): (
-            u64,
-            Option<String>,
-            Option<String>,
-            Option<Vec<(String, u64)>>,
-        ) = client.xpending(&stream, &group, ()).await?;
-        if pending == 0 {
+        let summary: Vec<Value> = client.xpending(&stream, &group, ()).await?;
+        let pending = summary.first().and_then(Value::as_u64);
+        if pending == Some(0) {
             break;
         }
         tokio::time::sleep(Duration::from_micros(500)).await;

@@ -396,7 +396,7 @@ async fn a_server_that_is_killed_under_load_and_comes_back_costs_no_entry_and_no
         tokio::time::sleep(ms(1)).await;
         let number: usize = call.text().parse().unwrap();
         Ok(match call.attempt {
-            1 if number % 10 == 0 => Outcome::Retry,
+            1 if number.is_multiple_of(10) => Outcome::Retry,
             _ => Outcome::Ack,
         })
     });
@@ -435,7 +435,7 @@ async fn a_server_that_is_frozen_for_ten_seconds_is_waited_out_and_work_goes_on_
         tokio::time::sleep(ms(2)).await;
         let number: usize = call.text().parse().unwrap();
         Ok(match call.attempt {
-            1 if number % 4 == 0 => Outcome::RetryAfter(ms(100)),
+            1 if number.is_multiple_of(4) => Outcome::RetryAfter(ms(100)),
             _ => Outcome::Ack,
         })
     });
@@ -494,7 +494,7 @@ async fn b23_a_primary_that_becomes_a_replica_for_a_while_is_waited_out() {
                     gate.passed().await;
                     let number: usize = call.text().parse().unwrap();
                     Ok(match call.attempt {
-                        1 if number % 10 == 0 => Outcome::Retry,
+                        1 if number.is_multiple_of(10) => Outcome::Retry,
                         _ => Outcome::Ack,
                     })
                 }
@@ -596,7 +596,7 @@ async fn b18_links_that_are_cut_again_and_again_cost_no_entry_and_no_second_hand
     let recorder = Recorder::answering(|call| {
         let number: usize = call.text().parse().unwrap();
         Ok(match call.attempt {
-            1 if number % 10 == 0 => Outcome::Retry,
+            1 if number.is_multiple_of(10) => Outcome::Retry,
             _ => Outcome::Ack,
         })
     });

@@ -47,6 +47,23 @@ fn leave_behind(server: &Server, stream: &str, consumer: &str) {
     ]);
 }
 
+/// How often the server thinks that an entry was started.
+fn count_on(server: &Server, stream: &str, id: EntryId) -> i64 {
+    let id = id.to_string();
+    let pending = server.command(&["XPENDING", stream, GROUP, &id, &id, "1"]);
+    pending.as_array()[0].as_array()[3].as_int()
+}
+
+/// Compares the count that it is told with the server's, in every call.
+fn checking_counts(server: &Arc<Server>, stream: &str) -> Recorder {
+    let (server, stream) = (Arc::clone(server), stream.to_owned());
+    Recorder::answering(move |call| {
+        let told = i64::try_from(call.delivery_count).unwrap();
+        assert_eq!(count_on(&server, &stream, call.id), told);
+        Ok(Outcome::Ack)
+    })
+}
+
 /// A stream with its group, which begins at the beginning, and the name of its tail.
 fn stream_of(server: &Server, name: &str) -> (String, String) {
     let stream = unique(name);
@@ -174,8 +191,9 @@ async fn a_reader_that_dies_while_it_takes_up_its_own_pending_entries_goes_on_wh
         "reader.recovered",
     ] {
         let (stream, name) = stream_of(&server, point);
-        fill(&server, &stream, 500);
+        let ids = fill(&server, &stream, 500);
         leave_behind(&server, &stream, "me");
+        let looked = LookedFrom::watch(&server, &stream);
         let recorder = Recorder::acking();
         let armed = arm(point, &name, Fail::Panic, 2..=2);
         let tail = Subscription::tail(&*stream).consumer("me").block(ms(200));
@@ -187,6 +205,8 @@ async fn a_reader_that_dies_while_it_takes_up_its_own_pending_entries_goes_on_wh
         recorder.reaches(1000).await;
         crashed_and_restarted(&heard, &reader(&name), &armed).await;
         all_acknowledged(&server, &stream).await;
+        let looked = looked.until_beyond(ids[399].parse().unwrap()).await;
+        assert!(looked.is_sorted(), "{point}: it started over: {looked:?}");
         supervisor.shutdown().await.unwrap();
         assert_eq!(
             (recorder.count(), recorder.distinct()),
@@ -306,7 +326,7 @@ async fn b107_a_reader_that_dies_in_a_reclaim_pass_goes_on_from_its_cursor() {
     }
 }
 
-/// Where the reclaim steps of a stream look from, as the server sees them.
+/// From where readers look through the pending list of a stream, as the server sees it.
 struct LookedFrom(Arc<std::sync::Mutex<Vec<EntryId>>>);
 
 impl LookedFrom {
@@ -334,6 +354,14 @@ impl LookedFrom {
             }
         });
         looked
+    }
+
+    async fn until_beyond(&self, id: EntryId) -> Vec<EntryId> {
+        eventually_some(SOON, "the last page", || {
+            let looked = self.0.lock().unwrap().clone();
+            looked.iter().any(|from| *from > id).then_some(looked)
+        })
+        .await
     }
 
     async fn until_the_second_pass(&self) -> Vec<EntryId> {
@@ -399,12 +427,12 @@ async fn a_settler_that_dies_at_any_step_under_load_makes_no_second_copy_and_no_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_settler_that_dies_over_starts_that_it_counts_loses_none_and_counts_none_twice() {
-    let server = Server::start(Server::default_version());
+    let server = Arc::new(Server::start(Server::default_version()));
     for point in ["settler.starts", "settler.answered", "settler.confirmed"] {
         let (stream, _) = stream_of(&server, point);
         fill(&server, &stream, 300);
         leave_behind(&server, &stream, "me");
-        let recorder = Recorder::acking();
+        let recorder = checking_counts(&server, &stream);
         let armed = arm(point, &stream, Fail::Panic, 9..=9);
         let tail = Subscription::tail(&*stream).consumer("me");
         let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
@@ -547,11 +575,11 @@ async fn a_worker_that_dies_at_any_step_costs_at_most_the_entry_that_it_ran() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_dies_after_a_start_was_counted_has_it_counted_once() {
-    let server = Server::start(Server::default_version());
+    let server = Arc::new(Server::start(Server::default_version()));
     let (stream, name) = stream_of(&server, "counted");
     fill(&server, &stream, 100);
     leave_behind(&server, &stream, "me");
-    let recorder = Recorder::acking();
+    let recorder = checking_counts(&server, &stream);
     let armed = arm("handler.counted", &name, Fail::Panic, 10..=10);
     let tail = Subscription::tail(&*stream).consumer("me");
     let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))

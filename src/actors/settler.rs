@@ -56,7 +56,7 @@ enum Kind {
 
 /// What came of a batch.
 enum Answer {
-    Acks(Result<u64, ServerError>),
+    Acks(Vec<EntryId>, Result<u64, ServerError>),
     Copies(Vec<CopyJob>, Result<Vec<Settled>, ServerError>),
     Due(Vec<ParkedJob>, Result<Vec<Settled>, ServerError>),
     Starts(Vec<StartJob>, Result<Vec<Started>, ServerError>),
@@ -214,7 +214,8 @@ impl SettlerState {
                 self.lines[Kind::Acks].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
                 self.under_way.push(Box::pin(async move {
-                    Answer::Acks(settle::acknowledge(&connection, &group, &ids, delete).await)
+                    let stored = settle::acknowledge(&connection, &group, &ids, delete).await;
+                    Answer::Acks(ids, stored)
                 }));
             }
         }
@@ -289,12 +290,12 @@ impl SettlerState {
     fn take(&mut self, answer: Answer) -> Result<(), ServerError> {
         self.group.at("settler.answered");
         match answer {
-            Answer::Acks(result) => {
+            Answer::Acks(ids, result) => {
                 self.lines[Kind::Acks].busy = false;
                 match result {
                     Ok(_) => {
-                        let done = self.group.queue.acks_done();
-                        self.settled(Kind::Acks, done);
+                        self.settled(Kind::Acks, ids);
+                        self.group.queue.acks_done();
                     }
                     Err(error) => self.trouble(Kind::Acks, &error)?,
                 }
@@ -346,7 +347,8 @@ impl SettlerState {
         Ok(())
     }
 
-    /// The server has stored these.
+    /// The server has stored these. Said before the queue forgets them: an actor that dies in between
+    /// has them sent again, and whoever waits for an empty queue finds all of it done.
     fn settled(&mut self, line: Kind, ids: Vec<EntryId>) {
         self.lines[line].well();
         self.group
@@ -390,9 +392,9 @@ impl SettlerState {
                 }
             }
         }
-        self.group.queue.copies_done(again);
         self.settled(Kind::Copies, done);
         self.refused(Kind::Copies, refused);
+        self.group.queue.copies_done(again);
     }
 
     fn due(&mut self, jobs: Vec<ParkedJob>, outcomes: Vec<Settled>) {

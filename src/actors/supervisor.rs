@@ -27,6 +27,8 @@ use crate::topology::{RestartPolicy, Verdict};
 const CRASHES_IN_A_ROW: u32 = 5;
 /// How long an actor that was told to end may take for it.
 const LAST_WORD: Duration = Duration::from_secs(1);
+/// What ractor says of an actor that was killed.
+const KILLED: &str = "killed";
 /// How often running handlers are looked at, at most and at least.
 const SHORTEST_TICK: Duration = Duration::from_millis(20);
 const LONGEST_TICK: Duration = Duration::from_millis(250);
@@ -331,7 +333,9 @@ impl SupervisorState {
             self.cells.remove(&key);
         }
         let Some(mut error) = error else { return };
-        if let Some(Watched { killed: true, .. }) = self.watched.remove(&key) {
+        let watched = self.watched.remove(&key);
+        // It may have died of something else in the same moment.
+        if watched.is_some_and(|it| it.killed) && error == KILLED {
             error = "its handler ran past its deadline and was ended".to_owned();
         }
         if let Key::Reader(at) | Key::Handler(at, _) = key
