@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use super::condition::Part;
 use super::delays::Delays;
 use super::tree::{BLOCKED_FOR, GroupState, Order, Tree};
-use crate::message::EntryId;
+use crate::message::{Destination, EntryId};
 use crate::observe::Event;
-use crate::server::settle::{self, CopyTo, DeleteAcked, Settled, Started};
+use crate::server::settle::{self, DeleteAcked, Settled, Started};
 use crate::server::{Connection, ServerError};
-use crate::state::{CopyJob, Destination, ParkedJob, StartAnswer, StartJob};
+use crate::state::{CopyJob, ParkedJob, StartAnswer, StartJob};
 use crate::topology::AfterAck;
 
 /// How often a copy may be refused for good before its entry is left pending.
@@ -304,9 +304,10 @@ impl SettlerState {
                 self.lines[Kind::Copies].busy = false;
                 match result {
                     Ok(outcomes) => self.copies(jobs, outcomes),
-                    // A key that this user may not touch is refused before the script runs. The stream
-                    // itself works, as far as is known: only these entries have nowhere to go.
-                    Err(error) if error.is_denied() && !is_to_stream(&jobs) => {
+                    // Refused as a whole, before the script ran: a key that this user may not touch, or
+                    // one in another slot. The stream itself works, as far as is known: only these
+                    // entries have nowhere to go.
+                    Err(error) if error.is_lasting() && !is_to_stream(&jobs) => {
                         let outcomes = vec![Settled::Refused(error); jobs.len()];
                         self.copies(jobs, outcomes);
                     }
@@ -532,16 +533,8 @@ async fn copy(
     jobs: &[CopyJob],
     delete: Option<DeleteAcked>,
 ) -> Result<Vec<Settled>, ServerError> {
-    let to = match jobs.first().map(|job| &job.to) {
-        None => return Ok(Vec::new()),
-        Some(Destination::Stream) => CopyTo::Stream,
-        Some(Destination::Delay { set, ttl }) => CopyTo::Delay {
-            set: set.clone(),
-            ttl: *ttl,
-        },
-        Some(Destination::DeadLetter { stream }) => CopyTo::DeadLetter {
-            stream: stream.clone(),
-        },
+    let Some(first) = jobs.first() else {
+        return Ok(Vec::new());
     };
     let copies: Vec<_> = jobs
         .iter()
@@ -554,7 +547,7 @@ async fn copy(
             copied: job.copied,
         })
         .collect();
-    settle::copy_and_acknowledge(connection, group, &to, &copies, delete).await
+    settle::copy_and_acknowledge(connection, group, &first.to, &copies, delete).await
 }
 
 fn parked(job: &ParkedJob) -> settle::Parked {

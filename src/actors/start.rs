@@ -15,7 +15,8 @@ use crate::message::{Mode, Publisher, Source, StreamKey};
 use crate::observe::{Announcer, Events};
 use crate::server::capabilities::{self, Capabilities, Uses};
 use crate::server::group::{self, Origin};
-use crate::server::{Appending, Connection, Group, Role, ServerError, keys};
+use crate::server::publish::Appending;
+use crate::server::{Connection, Group, Role, ServerError};
 use crate::state::{Cursor, InFlight, Lanes, SettleQueue};
 use crate::topology::{AfterAck, InvalidTopology, PlannedSubscription, ReadMode, Start, Topology};
 
@@ -324,7 +325,7 @@ async fn check(connection: &Connection, planned: &[PlannedSubscription]) -> Resu
             .map(|key| (key, "stream"));
         let delay_set = plan.delay_set().map(|(set, _)| (set, "zset"));
         for (key, expected) in [stream, dead_letter, delay_set].into_iter().flatten() {
-            let found = keys::type_of(connection, key).await;
+            let found = capabilities::type_of(connection, key).await;
             let Some(found) = found.map_err(|error| refused(&plan.name, error))? else {
                 continue;
             };

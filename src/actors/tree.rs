@@ -10,11 +10,11 @@ use tokio::sync::{Notify, watch};
 use super::condition::Condition;
 use super::verdict::{self, Step};
 use crate::fail_point::fail_point;
-use crate::message::{EntryId, Outcome, Received, Source, StreamKey};
+use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey};
 use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{CopyJob, Cursor, Destination, InFlight, Lanes, SettleQueue};
+use crate::state::{CopyJob, Cursor, InFlight, Lanes, SettleQueue};
 use crate::topology::{PlannedSubscription, Redis, RestartPolicy, Verdict};
 
 /// How long a subscription that the server refuses waits before it looks again.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::delays::Delays;
-use crate::message::{self, Outcome, Received};
-use crate::state::{CopyJob, Destination, ParkedJob};
+use crate::message::{self, Destination, Outcome, Received};
+use crate::state::{CopyJob, ParkedJob};
 use crate::topology::{End, OnCrash, Place, RetryPolicy, Settings, Verdict};
 
 /// What is to be done with an entry.

@@ -3,12 +3,12 @@
 //! A copy is the entry's own fields, byte for byte and in their order, with this crate's headers
 //! changed in place or added at the end.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
 use super::headers::wire;
-use super::{Entry, Received};
+use super::{Entry, Received, StreamKey};
 
 /// The most bytes of an error's text that travel with a copy.
 const LONGEST_ERROR: usize = 1024;
@@ -22,6 +22,21 @@ mod dead {
     pub const ATTEMPTS: &str = "h:dead-attempts";
     pub const AT_MS: &str = "h:dead-at-ms";
     pub const ALL: [&str; 7] = [REASON, ERROR, STREAM, GROUP, ENTRY_ID, ATTEMPTS, AT_MS];
+}
+
+/// Where a copy goes, in one step with the acknowledgement of its original.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// To the end of the stream.
+    Stream,
+    /// Into a delay set, until it is due. A set with a `ttl` expires that long after its last entry
+    /// comes due.
+    Delay {
+        set: StreamKey,
+        ttl: Option<Duration>,
+    },
+    /// To the dead-letter stream.
+    DeadLetter { stream: StreamKey },
 }
 
 /// The headers that a retry of this delivery carries, with the field names they have in the stream.

@@ -17,7 +17,7 @@ pub use key::StreamKey;
 pub use outcome::Outcome;
 pub use publisher::{DraftEntry, PublishError, Publisher};
 
-pub(crate) use copy::{dead_letter, group_of, retry, retry_headers};
+pub(crate) use copy::{Destination, dead_letter, group_of, retry, retry_headers};
 pub(crate) use delivery::{Received, Source};
 pub(crate) use headers::wire;
 pub(crate) use publisher::{Append, Appended};

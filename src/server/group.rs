@@ -269,7 +269,7 @@ pub(crate) async fn tidy_consumers(
 
 /// A group as the server describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GroupState {
+pub(crate) struct GroupSummary {
     /// Any bytes.
     pub(crate) name: Bytes,
     pub(crate) consumers: u64,
@@ -283,7 +283,7 @@ pub(crate) struct GroupState {
 pub(crate) async fn groups(
     conn: &Connection,
     stream: &StreamKey,
-) -> Result<Vec<GroupState>, ServerError> {
+) -> Result<Vec<GroupSummary>, ServerError> {
     let args = vec![
         Value::from_static_str("GROUPS"),
         Value::Bytes(stream.0.clone()),
@@ -295,9 +295,9 @@ pub(crate) async fn groups(
     }
 }
 
-fn group_state(reply: Frame) -> Result<GroupState, ServerError> {
+fn group_state(reply: Frame) -> Result<GroupSummary, ServerError> {
     let mut pairs = frame::array(reply)?;
-    Ok(GroupState {
+    Ok(GroupSummary {
         // A copy: the slice would keep the whole reply.
         name: Bytes::copy_from_slice(&frame::bytes(frame::named(&mut pairs, "name"))?),
         consumers: frame::count(frame::named(&mut pairs, "consumers"))?,

@@ -1,7 +1,6 @@
 //! The only code that speaks to Redis and Valkey. What it says, and why, is written in
 //! ARCHITECTURE.md.
 
-mod append;
 pub(crate) mod capabilities;
 pub(crate) mod connect;
 pub(crate) mod delay;
@@ -9,7 +8,6 @@ pub(crate) mod errors;
 mod frame;
 pub(crate) mod group;
 pub(crate) mod keep_alive;
-pub(crate) mod keys;
 pub(crate) mod publish;
 pub(crate) mod read;
 pub(crate) mod reclaim;
@@ -18,7 +16,6 @@ pub(crate) mod settle;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use append::Appending;
 pub(crate) use connect::{Connection, Role};
 pub(crate) use errors::ServerError;
 pub(crate) use group::Group;

@@ -12,7 +12,7 @@ use super::errors::ServerError;
 use super::frame::{self, Frame};
 use super::group::Group;
 use super::{Consumers, Ids, encode_milliseconds, encode_number};
-use crate::message::{EntryId, StreamKey};
+use crate::message::{Destination, EntryId};
 
 /// How many names and values an entry may have to be copied by a script.
 pub(crate) const MOST_FIELDS: usize = 7990;
@@ -98,22 +98,6 @@ pub(crate) async fn acknowledge(
     }
 }
 
-/// Where copies go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CopyTo {
-    /// Back to the end of the same stream.
-    Stream,
-    /// To a delay set, until they are due. A set with a `ttl` expires that long after its last
-    /// entry comes due.
-    Delay {
-        set: StreamKey,
-        ttl: Option<Duration>,
-    },
-    DeadLetter {
-        stream: StreamKey,
-    },
-}
-
 /// An entry that is to be replaced by a copy.
 #[derive(Debug, Clone)]
 pub(crate) struct Copy {
@@ -157,7 +141,7 @@ pub(crate) enum Settled {
 pub(crate) async fn copy_and_acknowledge(
     conn: &Connection,
     group: &Group,
-    to: &CopyTo,
+    to: &Destination,
     items: &[Copy],
     delete: Option<DeleteAcked>,
 ) -> Result<Vec<Settled>, ServerError> {
@@ -168,9 +152,9 @@ pub(crate) async fn copy_and_acknowledge(
         include_str!("scripts/copy.lua"),
     ));
     let (target, kind, ttl) = match to {
-        CopyTo::Stream => (group.key(), "stream", None),
-        CopyTo::Delay { set, ttl } => (Value::Bytes(set.0.clone()), "delay", *ttl),
-        CopyTo::DeadLetter { stream } => (Value::Bytes(stream.0.clone()), "stream", None),
+        Destination::Stream => (group.key(), "stream", None),
+        Destination::Delay { set, ttl } => (Value::Bytes(set.0.clone()), "delay", *ttl),
+        Destination::DeadLetter { stream } => (Value::Bytes(stream.0.clone()), "stream", None),
     };
     let (mut ids, mut consumers) = (Ids::with_capacity(items.len()), Consumers::default());
     let strings: usize = items.iter().map(|item| item.fields.len()).sum();

@@ -1,4 +1,4 @@
-//! What survives the crash of an actor: owned by the supervisor, lent to each incarnation.
+//! What survives the crash of an actor: owned by the tree, lent to each incarnation.
 //!
 //! Nothing here knows an actor or a socket.
 
@@ -10,9 +10,7 @@ mod settle_queue;
 pub(crate) use cursor::Cursor;
 pub(crate) use in_flight::{InFlight, Usage};
 pub(crate) use lanes::{Lanes, Taken};
-pub(crate) use settle_queue::{
-    CopyJob, Destination, ParkedJob, SettleQueue, StartAnswer, StartJob,
-};
+pub(crate) use settle_queue::{CopyJob, ParkedJob, SettleQueue, StartAnswer, StartJob};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

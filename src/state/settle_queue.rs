@@ -8,13 +8,13 @@ use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
 use super::lock;
-use crate::message::{EntryId, StreamKey};
+use crate::message::{Destination, EntryId};
 
 /// The most ids of one acknowledgement.
-const ACKS: usize = 500;
-/// The most items, and bytes of fields, of one step that copies.
-const COPIES: usize = 100;
-const COPY_BYTES: usize = 1 << 20;
+const MOST_ACKS: usize = 500;
+/// The most items of any other step, and the most bytes of fields of one that copies.
+const MOST_ITEMS: usize = 100;
+const MOST_BYTES: usize = 1 << 20;
 
 /// The verdicts of one (stream, group) that the server has not confirmed, in three lines that do not
 /// wait for each other: plain acknowledgements, steps that make a copy, and starts to be counted.
@@ -42,20 +42,6 @@ struct Inner {
     ending: bool,
     /// Nothing is started any more.
     starts_closed: bool,
-}
-
-/// Where a copy goes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Destination {
-    /// To the end of the stream.
-    Stream,
-    /// Into the delay set.
-    Delay {
-        set: StreamKey,
-        ttl: Option<Duration>,
-    },
-    /// To the dead-letter stream.
-    DeadLetter { stream: StreamKey },
 }
 
 /// An entry that is acknowledged once its copy was made.
@@ -165,10 +151,10 @@ impl SettleQueue {
     pub(crate) fn take_acks(&self) -> Vec<EntryId> {
         let mut inner = lock(&self.inner);
         if inner.acks_sent.is_empty() {
-            inner.acks_sent = if inner.acks.len() <= ACKS {
+            inner.acks_sent = if inner.acks.len() <= MOST_ACKS {
                 std::mem::take(&mut inner.acks)
             } else {
-                let rest = inner.acks.split_off(ACKS);
+                let rest = inner.acks.split_off(MOST_ACKS);
                 std::mem::replace(&mut inner.acks, rest)
             };
         }
@@ -187,15 +173,17 @@ impl SettleQueue {
         let inner = &mut *inner;
         if inner.copies_sent.is_empty() {
             let mut bytes = 0;
-            while inner.copies_sent.len() < COPIES {
+            while inner.copies_sent.len() < MOST_ITEMS {
                 let Some(next) = inner.copies.front() else {
                     break;
                 };
                 bytes += next.bytes();
                 let fits = match inner.copies_sent.first() {
                     None => true,
+                    // One that was refused goes alone, so that it cannot fail the others.
+                    Some(first) if first.refusals > 0 || next.refusals > 0 => false,
                     Some(first) => {
-                        bytes <= COPY_BYTES && first.to == next.to && first.copied == next.copied
+                        bytes <= MOST_BYTES && first.to == next.to && first.copied == next.copied
                     }
                 };
                 if !fits {
@@ -222,7 +210,7 @@ impl SettleQueue {
     pub(crate) fn take_due(&self, now: Instant) -> Vec<ParkedJob> {
         let mut inner = lock(&self.inner);
         let inner = &mut *inner;
-        while inner.due.len() < COPIES {
+        while inner.due.len() < MOST_ITEMS {
             match inner.parked.first_entry() {
                 Some(first) if first.key().0 <= now => inner.due.push(first.remove()),
                 _ => break,
@@ -268,7 +256,7 @@ impl SettleQueue {
     /// The starts to be counted next. They are not kept: a worker that gets no answer asks again.
     pub(crate) fn take_starts(&self) -> Vec<StartJob> {
         let mut inner = lock(&self.inner);
-        let rest = inner.starts.len().min(COPIES);
+        let rest = inner.starts.len().min(MOST_ITEMS);
         let later = inner.starts.split_off(rest);
         std::mem::replace(&mut inner.starts, later)
     }
@@ -385,7 +373,7 @@ mod tests {
         queue.copy(job(1, Destination::Stream, 10));
         queue.copy(job(2, Destination::Stream, 10));
         queue.copy(job(3, dead.clone(), 10));
-        queue.copy(job(4, Destination::Stream, 2 * COPY_BYTES));
+        queue.copy(job(4, Destination::Stream, 2 * MOST_BYTES));
         queue.copy(job(5, Destination::Stream, 10));
         for expected in [vec![1, 2], vec![3], vec![4], vec![5]] {
             assert_eq!(ids(&queue.take_copies()), expected);

@@ -1,3 +1,4 @@
+use crate::message::Destination;
 use std::time::Instant;
 
 use super::*;
@@ -5,7 +6,7 @@ use crate::server::ServerError;
 use crate::server::connect::Script;
 use crate::server::publish::add;
 use crate::server::read::read_fresh;
-use crate::server::settle::{Copy, CopyTo, Settled, acknowledge, copy_and_acknowledge};
+use crate::server::settle::{Copy, Settled, acknowledge, copy_and_acknowledge};
 use crate::support::{eventually, eventually_some};
 
 fn ms(ms: u64) -> Duration {
@@ -144,7 +145,7 @@ async fn a_lost_reply_to_a_copy_makes_no_second_copy() {
             copied: false,
         };
         let lost = proxy.drop_next_reply("EVAL");
-        let to = CopyTo::DeadLetter {
+        let to = Destination::DeadLetter {
             stream: OTHER.into(),
         };
         // The script is not known: the first reply that is lost is NOSCRIPT or the copy's.
@@ -332,7 +333,7 @@ async fn a_replica_is_not_written_to_and_the_connection_goes_on_looking() {
             attempt: 1,
             copied: true,
         };
-        let to = CopyTo::DeadLetter {
+        let to = Destination::DeadLetter {
             stream: OTHER.into(),
         };
         let refused = copy_and_acknowledge(&stage.conn, &stage.group, &to, &[item], None).await;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::message::Destination;
 use crate::message::StreamKey;
 use crate::server::ServerError;
 use crate::server::delay::{Swept, sweep, unreadable};
@@ -21,7 +22,7 @@ impl Stage {
             copied: false,
         };
         let items: Vec<_> = delays.iter().map(item).collect();
-        let to = CopyTo::Delay {
+        let to = Destination::Delay {
             set: StreamKey::from(SET),
             ttl,
         };

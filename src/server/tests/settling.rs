@@ -1,4 +1,5 @@
 use super::*;
+use crate::message::Destination;
 use crate::message::StreamKey;
 use crate::server::ServerError;
 use crate::server::keep_alive::keep_alive;
@@ -15,8 +16,8 @@ fn copy(id: EntryId, parts: &[&[u8]]) -> Copy {
     }
 }
 
-fn to_other() -> CopyTo {
-    CopyTo::DeadLetter {
+fn to_other() -> Destination {
+    Destination::DeadLetter {
         stream: StreamKey::from(OTHER),
     }
 }
@@ -175,7 +176,7 @@ async fn a_retry_goes_to_the_end_of_its_stream_and_its_original_can_be_deleted()
         let settled = copy_and_acknowledge(
             &stage.conn,
             &stage.group,
-            &CopyTo::Stream,
+            &Destination::Stream,
             &items,
             Some(way),
         )
@@ -237,7 +238,7 @@ async fn full_memory_holds_copies_back_and_lets_acknowledgements_through() {
         stage.said();
         let ids = stage.deliver("c", 3);
         stage.fill_memory();
-        let delay = CopyTo::Delay {
+        let delay = Destination::Delay {
             set: StreamKey::from("z{t}"),
             ttl: None,
         };

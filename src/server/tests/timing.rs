@@ -2,6 +2,7 @@
 //! `cargo test --release timing -- --ignored --nocapture --test-threads 1`.
 
 use super::*;
+use crate::message::Destination;
 use crate::message::StreamKey;
 use crate::server::delay::sweep;
 use crate::server::keep_alive::keep_alive;
@@ -178,11 +179,11 @@ async fn scripts_hold_the_server_for_a_millisecond_or_two() {
         ];
         let set = StreamKey::from("z{t}");
         for (what, from, to) in [
-            ("retries, 100 at a time", 45_000, CopyTo::Stream),
+            ("retries, 100 at a time", 45_000, Destination::Stream),
             (
                 "delays, 100 at a time",
                 50_000,
-                CopyTo::Delay {
+                Destination::Delay {
                     set: set.clone(),
                     ttl: None,
                 },
