@@ -265,7 +265,8 @@ impl ReaderState {
         claim: Option<Duration>,
     ) -> Result<(), ServerError> {
         let due = self.subscription.cursor().recovery_due(Instant::now());
-        if let Some(after) = due {
+        // What a read has brought and nobody has taken yet is pending, and would be taken for lost.
+        if let Some(after) = due.filter(|_| self.reads.is_empty() && self.arrived.is_empty()) {
             return self.recover(&connection, after).await;
         }
         let purging = claim.is_some() && self.purge_at <= Instant::now();
@@ -327,6 +328,15 @@ impl ReaderState {
     /// one that blocks when the stream is at its end.
     fn send_reads(&mut self, connection: &Arc<Connection>, claim: Option<Duration>) {
         let settings = &self.subscription.plan.settings;
+        // A recovery waits until nothing is outstanding.
+        if self
+            .subscription
+            .cursor()
+            .recovery_due(Instant::now())
+            .is_some()
+        {
+            return;
+        }
         // The steps of a purge come between reads that do not block, one at a time.
         let purging = claim.is_some() && self.purge_at <= Instant::now();
         let most = if purging { 1 } else { 2 };
