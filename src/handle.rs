@@ -153,7 +153,7 @@ impl std::fmt::Debug for SupervisorHandle {
 }
 
 /// Why a shutdown did not come to its report.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
     /// It was asked for by a handler, which would have waited for its own end. The tree goes on.
@@ -167,6 +167,13 @@ pub enum ShutdownError {
     /// `run_until` only: somebody else has shut the tree down before the future was done.
     #[error("the tree was shut down before the future that it was to run until was done")]
     Ended(ShutdownReport),
+}
+
+/// The same as `Display`: a `main` that returns the error shows its text.
+impl std::fmt::Debug for ShutdownError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl SupervisorHandle {

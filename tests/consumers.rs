@@ -58,3 +58,22 @@ async fn b52_b53_consumers_that_are_gone_are_removed_once_nothing_of_theirs_is_p
     );
     supervisor.shutdown().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_that_ends_because_its_last_handle_is_dropped_takes_its_consumer_along() {
+    let server = Server::start(Version::Redis70);
+    server.xgroup_create(STREAM, GROUP, "0");
+    for _ in 0..10 {
+        server.xadd(STREAM, &[("_payload", "1")]);
+        let recorder = Recorder::acking();
+        let topology = topology(&server.url()).subscribe(recorder.on(Subscription::tail(STREAM)));
+        let supervisor = Supervisor::start(topology).await.unwrap();
+        eventually(SOON, "it is handled", || recorder.count() == 1).await;
+        drop(supervisor);
+    }
+    eventually(SOON, "no connection is left", || {
+        server.client_list().is_empty()
+    })
+    .await;
+    assert_eq!(consumers(&server), Vec::<String>::new());
+}

@@ -84,6 +84,11 @@ impl Actor for HandlerActor {
     ) -> Result<(), ActorProcessingErr> {
         let subscription = Arc::clone(&state.subscription);
         subscription.at("handler.between");
+        // Before it takes anything, and before it can be woken for anything: until it has a runner it is
+        // no worker that others could rely on.
+        if state.runner.is_none() && !subscription.lanes.is_closed() {
+            state.start().await?;
+        }
         match subscription.lanes.take(state.worker) {
             Taken::Closed => {
                 if let Some(runner) = state.runner.take() {
@@ -92,10 +97,8 @@ impl Actor for HandlerActor {
                 myself.stop(None);
                 return Ok(());
             }
-            Taken::Nothing if state.runner.is_some() => {
-                subscription.lanes.woken(state.worker).await
-            }
-            Taken::Nothing | Taken::Work => state.work().await?,
+            Taken::Nothing => subscription.lanes.woken(state.worker).await,
+            Taken::Work => state.work().await?,
         }
         myself.cast(HandlerMessage::Next)?;
         Ok(())
@@ -103,15 +106,18 @@ impl Actor for HandlerActor {
 }
 
 impl HandlerState {
+    /// Has the application make what runs its code.
+    async fn start(&mut self) -> Result<(), ActorProcessingErr> {
+        let worker = Worker {
+            index: self.worker,
+            subscription: self.subscription.name().clone(),
+        };
+        self.subscription.at("handler.start");
+        self.runner = Some(self.subscription.plan.handling.start(worker).await?);
+        Ok(())
+    }
+
     async fn work(&mut self) -> Result<(), ActorProcessingErr> {
-        if self.runner.is_none() {
-            let worker = Worker {
-                index: self.worker,
-                subscription: self.subscription.name().clone(),
-            };
-            self.subscription.at("handler.start");
-            self.runner = Some(self.subscription.plan.handling.start(worker).await?);
-        }
         let Some(next) = self.subscription.lanes.next(self.worker) else {
             return Ok(());
         };

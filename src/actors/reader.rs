@@ -683,7 +683,10 @@ impl ReaderState {
             }
             _ => {}
         }
-        self.subscription.condition.trouble(Part::Reading, &error);
+        // A group that can be made again is no trouble.
+        if !matches!(error, ServerError::GroupGone(_)) {
+            self.subscription.condition.trouble(Part::Reading, &error);
+        }
         let pause = match error {
             ServerError::Blocked(_) => BLOCKED_FOR,
             ServerError::GroupGone(_) => match remake_group(&self.tree, &self.subscription).await {

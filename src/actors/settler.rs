@@ -8,6 +8,7 @@
 
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -294,7 +295,8 @@ impl SettlerState {
                 self.lines[Kind::Acks].busy = false;
                 match result {
                     Ok(_) => {
-                        self.settled(Kind::Acks, ids);
+                        self.stored(ids);
+                        self.well(Kind::Acks);
                         self.group.queue.acks_done();
                     }
                     Err(error) => self.trouble(Kind::Acks, &error)?,
@@ -325,7 +327,7 @@ impl SettlerState {
                 self.lines[Kind::Starts].busy = false;
                 match result {
                     Ok(outcomes) => {
-                        self.settled(Kind::Starts, Vec::new());
+                        self.well(Kind::Starts);
                         for (job, outcome) in jobs.into_iter().zip(outcomes) {
                             // A worker that no longer waits has been replaced.
                             let _ = job.answer.send(match outcome {
@@ -350,12 +352,16 @@ impl SettlerState {
 
     /// The server has stored these. Said before the queue forgets them: an actor that dies in between
     /// has them sent again, and whoever waits for an empty queue finds all of it done.
-    fn settled(&mut self, line: Kind, ids: Vec<EntryId>) {
-        self.lines[line].well();
+    fn stored(&self, ids: Vec<EntryId>) {
         self.group
             .acknowledged
-            .fetch_add(ids.len() as u64, std::sync::atomic::Ordering::Relaxed);
+            .fetch_add(ids.len() as u64, Ordering::Relaxed);
         self.group.in_flight.release(ids);
+    }
+
+    /// A line works. The group is well when all of them do.
+    fn well(&mut self, line: Kind) {
+        self.lines[line].well();
         if self.lines.iter().all(|line| line.not_before.is_none()) {
             for subscription in self.group.each_subscription() {
                 subscription.condition.well(Part::Settling);
@@ -393,8 +399,8 @@ impl SettlerState {
                 }
             }
         }
-        self.settled(Kind::Copies, done);
-        self.refused(Kind::Copies, refused);
+        self.stored(done);
+        self.after_all(Kind::Copies, refused);
         self.group.queue.copies_done(again);
     }
 
@@ -412,8 +418,8 @@ impl SettlerState {
                 }
             }
         }
-        self.settled(Kind::Due, done);
-        self.refused(Kind::Due, refused);
+        self.stored(done);
+        self.after_all(Kind::Due, refused);
         let at = self.lines[Kind::Due]
             .not_before
             .unwrap_or_else(Instant::now);
@@ -477,9 +483,12 @@ impl SettlerState {
         }
     }
 
-    /// Some items of a batch were refused: they wait a little, whatever the reason.
-    fn refused(&mut self, line: Kind, error: Option<ServerError>) {
-        let Some(error) = error else { return };
+    /// What the batch as a whole says of its line: where some items were refused, the line waits, longer
+    /// each time, whatever the reason.
+    fn after_all(&mut self, line: Kind, refused: Option<ServerError>) {
+        let Some(error) = refused else {
+            return self.well(line);
+        };
         let pause = self.lines[line].delays.next();
         self.lines[line].not_before = Some(Instant::now() + pause);
         if error.is_passing() {

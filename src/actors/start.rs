@@ -21,7 +21,7 @@ use crate::state::{Cursor, InFlight, Lanes, SettleQueue};
 use crate::topology::{AfterAck, InvalidTopology, PlannedSubscription, ReadMode, Start, Topology};
 
 /// Why a tree could not be started. Nothing runs then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The topology contradicts itself.
@@ -87,6 +87,13 @@ pub enum StartError {
     /// The supervisor actor could not be spawned.
     #[error("the supervisor could not be started: {0}")]
     Spawn(String),
+}
+
+/// The same as `Display`: a `main` that returns the error shows its text.
+impl std::fmt::Debug for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// A tree whose actors have not been spawned.

@@ -355,6 +355,12 @@ impl SupervisorState {
             Key::Handler(at, worker) => self.handler_died(myself, at, worker, error).await,
             Key::Drain => {
                 // There is no one left to do it in order.
+                self.failure.get_or_insert(Failure {
+                    child: Child::Drain,
+                    restarts: 0,
+                    within: Duration::ZERO,
+                    error,
+                });
                 self.end(ShutdownReport::default(), Instant::now() + LAST_WORD)
                     .await;
                 myself.stop(None);
@@ -402,7 +408,8 @@ impl SupervisorState {
         } else {
             self.start_again(myself, key, error).await;
         }
-        // A wake-up may have died with it.
+        // Its replacement may take its time to start, and a wake-up may have died with it.
+        subscription.lanes.share_out(worker);
         subscription.lanes.hand_on();
     }
 

@@ -13,6 +13,9 @@ use super::{Entry, EntryId, Headers, Publisher, StreamKey};
 /// The header of a recovered delivery that holds its delivery count, this start included.
 pub const DELIVERY_COUNT_HEADER: &str = wire::DELIVERY_COUNT;
 
+/// No entry lies idle for so long, unless it was given back.
+const GIVEN_BACK: Duration = Duration::from_secs(20 * 365 * 86_400);
+
 /// How a subscription reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -71,6 +74,12 @@ impl Received {
         count: u64,
         idle: Duration,
     ) -> Self {
+        // An entry that was given back has been made the oldest of all; how long it lay is not known.
+        let idle = if idle > GIVEN_BACK {
+            Duration::ZERO
+        } else {
+            idle
+        };
         Received::new(entry, source, count.saturating_add(1), idle, false)
     }
 

@@ -95,21 +95,27 @@ pub(crate) async fn attach(
     group: &Group,
     origin: Option<Origin>,
 ) -> Result<Attached, ServerError> {
-    let created = match origin {
-        Some(origin) => create(conn, group, origin).await?,
-        None => false,
-    };
-    let groups = groups(conn, &group.stream).await?;
-    let found = groups
-        .into_iter()
-        .find(|found| *found.name == *group.name.as_bytes());
-    match found {
-        Some(found) => Ok(Attached {
+    // Looked for first: with full memory nothing can be created, and mostly nothing has to.
+    if let Some(found) = find(conn, group).await? {
+        return Ok(Attached {
             last_delivered: found.last_delivered,
-            created,
-        }),
-        None => Err(ServerError::GroupGone(format!("there is no {group}"))),
+            created: false,
+        });
     }
+    let gone = || ServerError::GroupGone(format!("there is no {group}"));
+    let created = create(conn, group, origin.ok_or_else(gone)?).await?;
+    let found = find(conn, group).await?.ok_or_else(gone)?;
+    Ok(Attached {
+        last_delivered: found.last_delivered,
+        created,
+    })
+}
+
+async fn find(conn: &Connection, group: &Group) -> Result<Option<GroupSummary>, ServerError> {
+    let groups = groups(conn, &group.stream).await?;
+    Ok(groups
+        .into_iter()
+        .find(|found| *found.name == *group.name.as_bytes()))
 }
 
 /// Whether the group was made; else it existed.

@@ -259,6 +259,11 @@ impl Lanes {
         Taken::Work
     }
 
+    /// Whether nothing is started any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Whether a worker has run out of entries, or is about to.
     pub(crate) fn is_hungry(&self) -> bool {
         if self.ordered_by.is_some() {
@@ -417,15 +422,15 @@ impl Lanes {
         }
     }
 
-    /// Puts what waits behind a run that takes its time before all workers again. Under `ordered_by` it
-    /// has to wait.
+    /// Puts what waits in a lane, behind a run that takes its time or a worker that has died, before all
+    /// workers again. Under `ordered_by` it has to wait.
     pub(crate) fn share_out(&self, worker: usize) {
         let Some(lane) = self.lanes.get(worker).filter(|_| self.ordered_by.is_none()) else {
             return;
         };
         let mut buffer = lock(&self.buffer);
         let mut inner = lock(&lane.inner);
-        if inner.running.is_none() || inner.queue.is_empty() {
+        if inner.queue.is_empty() {
             return;
         }
         for received in inner.queue.drain(..).rev() {

@@ -150,11 +150,16 @@ fn verdict(result: Result<Outcome, BoxError>) -> Verdict {
     }
 }
 
+/// The most causes of an error that are told.
+const MOST_CAUSES: usize = 16;
+
 /// An error's text with that of its causes, each said once.
 pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
-    while let Some(error) = cause {
+    // Nothing forbids an error to be its own cause.
+    for _ in 0..MOST_CAUSES {
+        let Some(error) = cause else { break };
         let said = error.to_string();
         if !text.contains(&said) {
             text.push_str(": ");
@@ -172,7 +177,11 @@ fn decode<T, C: Codec<T>>(codec: &C, context: &Context) -> Result<T, Verdict> {
         Ok(Ok(message)) => Ok(message),
         Ok(Err(error @ CodecError::NoPayload)) => Err(Verdict::Undecodable(error.to_string())),
         Ok(Err(error)) => Err(Verdict::Undecodable(with_causes(&error))),
-        Err(_) => Err(Verdict::Undecodable("the codec panicked".to_owned())),
+        Err(payload) => {
+            // It may be a value that panics when it is dropped.
+            std::mem::forget(payload);
+            Err(Verdict::Undecodable("the codec panicked".to_owned()))
+        }
     }
 }
 

@@ -20,22 +20,29 @@ pub struct Redis {
 }
 
 /// Why a URL or a configuration cannot be used. The text never holds a password.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRedis {
     /// The scheme is none of those that are understood.
     #[error(
-        "`{0}` is not a scheme for Redis: use redis://, redis+unix://, redis-sentinel://, redis-cluster:// or, with the crate's TLS feature, rediss:// (or the same with valkey)"
+        "`{0}` is not a scheme for Redis: use redis://, redis+unix://, redis-sentinel:// or redis-cluster:// (or the same with valkey)"
     )]
     Scheme(String),
     /// The scheme asks for TLS and this build has none.
     #[error(
-        "`{0}://` asks for TLS, which this build of streamvisor does not have: it would connect in plain text. Use a scheme without TLS or a build with TLS"
+        "`{0}://` asks for TLS, which this version of streamvisor does not have: it would connect in plain text. Use a scheme without TLS, or a TLS proxy beside the program"
     )]
     Tls(String),
     /// The rest of the URL does not make sense.
     #[error("the URL cannot be used: {0}")]
     Malformed(String),
+}
+
+/// The same as `Display`: a `main` that returns the error shows its text.
+impl std::fmt::Debug for InvalidRedis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl Redis {

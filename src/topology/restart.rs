@@ -8,6 +8,9 @@ use std::time::Duration;
 /// the supervisor drains what it can and ends with an error that names the actor, or, after
 /// [`isolate`](RestartPolicy::isolate), only that actor's subscription fails.
 ///
+/// A handler that dies over an entry is started again at once and at no expense, since the entry is to
+/// blame. From the fifth time in a row, with no entry handled in between, its restarts wait and count.
+///
 /// ```
 /// use std::time::Duration;
 /// use streamvisor::RestartPolicy;

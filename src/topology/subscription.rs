@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::handling::{Function, Handler, Handling, Stateful};
 use super::retry::{DelayedRetry, OnCrash, RetryPolicy};
+use super::topology::FAR;
 use crate::message::{BoxError, Codec, Context, EntryId, Json, Outcome, StreamKey};
 
 /// Where a group starts when this subscription creates it. A group that exists goes on where it
@@ -150,6 +151,7 @@ impl Subscription {
     /// Entries that a process works on are kept fresh, so `min_idle` says how soon a crash is
     /// noticed and need not exceed the time that a handler takes.
     pub fn reclaim(stream: impl Into<StreamKey>, min_idle: Duration) -> Draft {
+        let min_idle = min_idle.min(FAR);
         Draft::new(stream.into(), ReadMode::Reclaim { min_idle })
     }
 
@@ -157,6 +159,7 @@ impl Subscription {
     /// behind for `min_idle`: one subscription in place of a tail and a reclaim. Needs Redis 8.4 or
     /// later; elsewhere `start` fails and says so.
     pub fn claiming(stream: impl Into<StreamKey>, min_idle: Duration) -> Draft {
+        let min_idle = min_idle.min(FAR);
         Draft::new(stream.into(), ReadMode::Claiming { min_idle })
     }
 }
@@ -217,7 +220,7 @@ impl<C> Draft<C> {
     /// How long a consumer of the group has to be gone, with nothing pending, until a reclaim or claiming
     /// subscription removes it: what crashed processes leave does not pile up. Default: an hour.
     pub fn consumer_ttl(mut self, gone_for: Duration) -> Self {
-        self.settings.consumer_ttl = gone_for;
+        self.settings.consumer_ttl = gone_for.min(FAR);
         self
     }
 
@@ -294,14 +297,14 @@ impl<C> Draft<C> {
     /// How long a handler may take for one entry. Past that it counts as hung: its worker is ended
     /// and the entry gets what [`on_crash`](Self::on_crash) says. Default: 30 min.
     pub fn handler_timeout(mut self, deadline: Duration) -> Self {
-        self.settings.handler_timeout = deadline;
+        self.settings.handler_timeout = deadline.min(FAR);
         self
     }
 
     /// How often entries in hand are kept fresh on the server. Default: a third of the smallest
     /// `min_idle` of the group in this topology, at most 5 s.
     pub fn keep_alive(mut self, interval: Duration) -> Self {
-        self.settings.keep_alive = Some(interval);
+        self.settings.keep_alive = Some(interval.min(FAR));
         self
     }
 

@@ -6,6 +6,9 @@ use super::redis::Redis;
 use super::restart::RestartPolicy;
 use super::subscription::Subscription;
 
+/// As good as for ever, and still a time that can be added to another.
+pub(super) const FAR: Duration = Duration::from_secs(10 * 365 * 86_400);
+
 /// What to consume: any number of subscriptions, of several streams and groups, of one server.
 ///
 /// Plain data: nothing runs before [`Supervisor::start`](crate::Supervisor::start), and a clone can be
@@ -62,14 +65,14 @@ impl Topology {
     /// How long `start` tries to reach the server before it fails. Once started, a server that is away
     /// is waited out. Default: 5 s.
     pub fn connect_timeout(mut self, within: Duration) -> Self {
-        self.connect_timeout = within;
+        self.connect_timeout = within.min(FAR);
         self
     }
 
     /// How long a shutdown may take, all of it. Handlers that still run by then are reported, and
     /// their entries stay pending. Default: 30 s.
     pub fn shutdown_timeout(mut self, within: Duration) -> Self {
-        self.shutdown_timeout = within;
+        self.shutdown_timeout = within.min(FAR);
         self
     }
 
