@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use streamvisor::fail_point::{self, Fail};
 use streamvisor::prelude::*;
 use streamvisor::{Entry, Event};
 use support::record::{GROUP, Gate, Heard, Recorder, SOON, topology};
@@ -68,12 +69,18 @@ struct Worker(Child);
 
 impl Worker {
     fn start(server: &Server, stream: &str, role: &str) -> Worker {
+        Worker::start_to(server, stream, role, "")
+    }
+
+    /// The same, for one that stands still at this point, says so, and waits for its death.
+    fn start_to(server: &Server, stream: &str, role: &str, point: &str) -> Worker {
         let this = std::env::current_exe().expect("the path of this test");
         let child = Command::new(this)
             .args(["--exact", "worker_process", "--nocapture"])
             .env("STREAMVISOR_WORKER", role)
             .env("STREAMVISOR_PORT", server.port().to_string())
             .env("STREAMVISOR_STREAM", stream)
+            .env("STREAMVISOR_POINT", point)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -133,6 +140,7 @@ fn worker_process() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
+    stand_still_at(&of("STREAMVISOR_POINT"), port, &stream);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -141,6 +149,30 @@ fn worker_process() {
         let topology = worker_topology(&role, port, &stream);
         let supervisor = Supervisor::start(topology).await.unwrap();
         supervisor.wait().await.unwrap();
+    });
+}
+
+fn stand_still_at(point: &str, port: u16, stream: &str) {
+    let known = fail_point::POINTS.iter().find(|known| **known == point);
+    let Some(point) = known else { return };
+    let of = match point.split('.').next() {
+        Some("settler" | "keep_alive") => stream.to_owned(),
+        Some("sweeper") => format!("{stream}.delayed"),
+        Some("reclaim") => "reclaim".to_owned(),
+        // Whichever of the two comes there.
+        _ if stream.contains("left-behind") => "reclaim".to_owned(),
+        _ => "tail".to_owned(),
+    };
+    let armed = fail_point::arm(point, &of, Fail::Pause, 3..=u64::MAX);
+    let mut client = Client::connect(port, None).unwrap();
+    let told = format!("{stream}.stands-still");
+    std::thread::spawn(move || {
+        while armed.failed() == 0 {
+            std::thread::sleep(ms(1));
+        }
+        client.command(&["SET", &told, "1"]).unwrap();
+        // Dropped, it would let them go on.
+        std::mem::forget(armed);
     });
 }
 
@@ -167,6 +199,13 @@ fn worker_topology(role: &str, port: u16, stream: &str) -> Topology {
         "poison" => topology
             .subscribe(poison(tail()))
             .subscribe(poison(reclaim(ms(500)))),
+        "all-verdicts" => topology
+            .subscribe(all_verdicts(&starts, stream, tail().named("tail")))
+            .subscribe(all_verdicts(
+                &starts,
+                stream,
+                reclaim(ms(300)).named("reclaim"),
+            )),
         "plain" => topology.subscribe(
             tail()
                 .codec(Raw)
@@ -220,6 +259,26 @@ impl Starts {
     }
 }
 
+/// By the last digit of the body: 0 is retried, 1 is retried later, 2 is dead-lettered; once each.
+fn all_verdicts(starts: &Starts, stream: &str, draft: streamvisor::Draft) -> Subscription {
+    let starts = starts.clone();
+    draft
+        .workers(4)
+        .delayed_retry(DelayedRetry::durable(format!("{stream}.delayed")))
+        .dead_letter(format!("{stream}.dead"))
+        .codec(Raw)
+        .handle_fn(move |entry: Entry, context| {
+            starts.note(&context);
+            let last = entry.payload().and_then(|body| body.last()).copied();
+            std::future::ready(Ok(match last {
+                Some(b'0') if context.attempt() == 1 => Outcome::Retry,
+                Some(b'1') if context.attempt() == 1 => Outcome::RetryAfter(ms(20)),
+                Some(b'2') => Outcome::DeadLetter("unwanted".to_owned()),
+                _ => Outcome::Ack,
+            }))
+        })
+}
+
 /// What was started, in order: the id and the attempt.
 fn starts(server: &Server, stream: &str) -> Vec<(String, u64)> {
     let all = server.command(&["LRANGE", &format!("{stream}.starts"), "0", "-1"]);
@@ -264,6 +323,110 @@ async fn processes_that_are_killed_under_load_lose_nothing_and_repeat_only_what_
         repeated <= may_be_repeated,
         "{repeated} were repeated, and only {may_be_repeated} had been started at the kills"
     );
+}
+
+/// The process is killed between two lines, and another one takes over.
+async fn killed_at(points: &[&str], left_behind: bool) {
+    const ENTRIES: usize = 1_000;
+    let server = Server::start(Server::default_version());
+    for point in points {
+        let kind = if left_behind { "left-behind" } else { "fresh" };
+        let stream = stream_of(&server, &format!("{point}-{kind}"));
+        let keys = ["delayed", "dead", "stands-still"].map(|of| format!("{stream}.{of}"));
+        let [delayed, dead, stands_still] = &keys;
+        fill(&server, &stream, ENTRIES);
+        if left_behind {
+            let count = ENTRIES.to_string();
+            let read = ["XREADGROUP", "GROUP", GROUP, "dead", "COUNT", &count];
+            server.command(&[&read[..], &["STREAMS", &stream, ">"]].concat());
+        }
+        let worker = Worker::start_to(&server, &stream, "all-verdicts", point);
+        eventually(LATER, point, || {
+            !server.command(&["GET", stands_still]).is_nil()
+        })
+        .await;
+        worker.kill(&server).await;
+        let started: HashSet<String> = starts(&server, &stream)
+            .into_iter()
+            .map(|(id, _)| id)
+            .collect();
+        let pending = server.xpending(&stream, GROUP);
+        let may_be_repeated = pending.iter().filter(|it| started.contains(&it.0)).count();
+
+        let heir = Worker::start(&server, &stream, "all-verdicts");
+        eventually(LATER, &format!("all is done after {point}"), || {
+            let entries = server.xrange(&stream);
+            let last = &entries.last().expect("there are some").0;
+            server.command(&["ZCARD", delayed]).as_int() == 0 && is_done(&server, &stream, last)
+        })
+        .await;
+        heir.kill(&server).await;
+
+        let mut copies: HashMap<Vec<u8>, usize> = HashMap::new();
+        let entries = server.xrange(&stream);
+        for (_, fields) in &entries {
+            *copies.entry(fields[0].1.clone()).or_default() += 1;
+        }
+        assert_eq!(copies.len(), ENTRIES, "{point}");
+        for (body, copies) in copies {
+            let most = if matches!(body.last(), Some(b'0' | b'1')) {
+                2
+            } else {
+                1
+            };
+            assert!(
+                copies <= most,
+                "{point}: {copies} of {}",
+                body.escape_ascii()
+            );
+        }
+        assert_eq!(server.xlen(dead) as usize, ENTRIES / 10, "{point}");
+        let starts = starts(&server, &stream);
+        let distinct: HashSet<&String> = starts.iter().map(|(id, _)| id).collect();
+        assert_eq!(distinct.len(), entries.len(), "{point}");
+        let repeated = starts.len() - distinct.len();
+        assert!(
+            repeated <= may_be_repeated,
+            "{point}: {repeated} were repeated, and only {may_be_repeated} had been started"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_killed_at_any_step_with_fresh_entries_loses_nothing_and_copies_nothing_twice() {
+    let points = [
+        "reader.before_read",
+        "reader.reply",
+        "reader.handed_over",
+        "reader.registered",
+        "handler.started",
+        "handler.returned",
+        "handler.settled",
+        "settler.acks",
+        "settler.copies",
+        "settler.sent",
+        "settler.answered",
+        "settler.confirmed",
+        "sweeper.before",
+        "sweeper.swept",
+    ];
+    killed_at(&points, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_killed_at_any_step_with_what_others_left_loses_nothing_and_copies_nothing_twice()
+{
+    let points = [
+        "reclaim.before",
+        "reclaim.reply",
+        "reclaim.handed_over",
+        "reclaim.moved",
+        "settler.starts",
+        "handler.counted",
+        "handler.started",
+        "handler.returned",
+    ];
+    killed_at(&points, true).await;
 }
 
 /// B56: only new entries were read after a restart.

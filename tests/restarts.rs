@@ -221,6 +221,48 @@ async fn a_reader_that_dies_while_it_takes_up_its_own_pending_entries_goes_on_wh
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_dies_while_it_claims_costs_no_entry_and_no_second_handling() {
+    let server = Server::start(Version::Redis8);
+    for point in ["reader.reply", "reader.handed_over", "reader.registered"] {
+        let (stream, _) = stream_of(&server, point);
+        let name = format!("{stream}/{GROUP}/claiming");
+        let left = fill(&server, &stream, 500);
+        leave_behind(&server, &stream, "dead");
+        let min_idle = ms(500);
+        eventually(SOON, "all are idle for long enough", || {
+            let pending = server.xpending(&stream, GROUP);
+            pending.iter().all(|entry| entry.2 >= min_idle)
+        })
+        .await;
+        let fresh = fill(&server, &stream, 500);
+        let recorder = Recorder::acking();
+        let armed = arm(point, &name, Fail::Panic, 2..=2);
+        let claiming = Subscription::claiming(&*stream, min_idle).block(ms(200));
+        let supervisor =
+            Supervisor::start(topology(&server.url()).subscribe(recorder.on(claiming)))
+                .await
+                .unwrap();
+        let heard = Heard::of(&supervisor);
+        recorder.reaches(1000).await;
+        crashed_and_restarted(&heard, &reader(&name), &armed).await;
+        all_acknowledged(&server, &stream).await;
+        supervisor.shutdown().await.unwrap();
+        assert_eq!(
+            (recorder.count(), recorder.distinct()),
+            (1000, 1000),
+            "{point}"
+        );
+        // The start itself, the one by the dead consumer, and at most one for a lost fetch.
+        for (ids, least) in [(left, 2), (fresh, 1)] {
+            for id in ids {
+                let attempt = recorder.calls_of(&id)[0].attempt;
+                assert!((least..=least + 1).contains(&attempt), "{id}: {attempt}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_runs_is_not_taken_up_again_by_the_readers_that_come_after() {
     let server = Server::start(Server::default_version());
     let (stream, name) = stream_of(&server, "in-hand");
@@ -743,6 +785,41 @@ async fn b115_a_handler_that_cannot_start_three_times_in_a_row_is_within_its_bud
     assert_eq!(starts.load(Ordering::SeqCst), 4);
     assert_eq!(crashed(&heard), vec![handler(&name, 0); 3]);
     assert_eq!(restarted(&heard), vec![handler(&name, 0); 3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b115_a_handler_that_can_never_start_ends_the_tree_and_says_why() {
+    let server = Server::start(Server::default_version());
+    let (stream, name) = stream_of(&server, "never");
+    let never = StartsLate {
+        recorder: Recorder::acking(),
+        fails: usize::MAX,
+        starts: Arc::default(),
+    };
+    let tail = Subscription::tail(&*stream)
+        .workers(1)
+        .codec(Raw)
+        .handle(never);
+    let restart = RestartPolicy::default()
+        .max_restarts(3)
+        .backoff(ms(10), ms(50));
+    fill(&server, &stream, 10);
+    let supervisor = Supervisor::start(topology(&server.url()).restart(restart).subscribe(tail))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    let failure = failure_of(&supervisor).await;
+    assert_eq!(failure.child, handler(&name, 0));
+    assert!(
+        failure.to_string().contains("the store is not there"),
+        "{failure}"
+    );
+    assert_eq!(restarted(&heard).len(), 3);
+    // What was read meanwhile is given back.
+    for (id, _, idle, count) in server.xpending(&stream, GROUP) {
+        assert_eq!(count, 0, "{id} was never started");
+        assert!(idle > 24 * LONG, "{id} is idle for {idle:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,9 @@
 //! like any other. Where that fails — a lost connection, a crash of this actor — the cursor says
 //! from where the next incarnation has to look for what was delivered and never seen.
 
+mod left_behind;
+mod upkeep;
+
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
@@ -25,28 +28,18 @@ use super::tree::{BLOCKED_FOR, Order, SubscriptionState, Tree};
 use super::verdict::is_spent;
 use crate::message::{self, Entry, EntryId, Received};
 use crate::observe::Event;
-use crate::server::group;
 use crate::server::read::{self, Read, Recovered};
-use crate::server::{Connection, Role, ServerError, reclaim, settle};
+use crate::server::{Connection, Role, ServerError};
 use crate::state::Usage;
 use crate::topology::{ReadMode, Verdict};
 
-/// The most entries of one recovery or reclaim step: each holds the server for well under two
-/// milliseconds.
-const STEP: usize = 100;
 /// What is asked for before anything is known of the size of entries.
 const FIRST_COUNT: usize = 16;
-/// Between two steps of a reclaim pass that found nothing.
-const PACE: Duration = Duration::from_millis(10);
-/// How often a subscription that claims looks for pending entries that were deleted.
-const PURGE_EVERY: Duration = Duration::from_secs(300);
 /// How often a read that is to end is ended again, until its reply is there.
 const UNBLOCK_AGAIN: Duration = Duration::from_millis(20);
 /// How often the runtime gets its turn so that a read that was sent reaches the socket: its client has
 /// a task that writes, and one before that.
 const YIELDS: usize = 2;
-/// How often consumers that are gone are looked for, at the least.
-const TIDY_EVERY: Duration = Duration::from_secs(600);
 /// The pauses while the server is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -123,18 +116,6 @@ pub(crate) struct ReaderState {
     purge_at: Instant,
     /// It is the purge's turn, and not that of a read.
     purge_turn: bool,
-}
-
-/// What a step of a reclaim pass came to.
-enum Step {
-    /// It took something.
-    Found,
-    /// It found nothing that is due.
-    Nothing,
-    /// It came to the end of the pending list; whether the whole pass has found something.
-    EndOfPass { found: bool },
-    /// There was no room, and it waited for some.
-    Waited,
 }
 
 /// The word to stop reading: the tree's, or the subscription's own.
@@ -256,8 +237,6 @@ impl ReaderState {
         Ok(Some(connection))
     }
 
-    // ---- fresh entries ------------------------------------------------------------------------------
-
     /// One round of reading from `>`; with `claim`, what was left behind for so long as well.
     async fn read(
         &mut self,
@@ -300,7 +279,7 @@ impl ReaderState {
         let fetched = reply?;
         if !fetched.claimed.is_empty() {
             // Nothing of the reply starts before these counts are what they were.
-            put_back(&self.subscription, &connection, &fetched.claimed).await?;
+            left_behind::put_back(&self.subscription, &connection, &fetched.claimed).await?;
             // A long backlog of these does not keep fresh ones waiting.
             self.plain = fetched.claimed.len() >= asked;
         } else if fetched.fresh.len() >= asked && !stopping && !purging {
@@ -450,141 +429,6 @@ impl ReaderState {
         Ok(())
     }
 
-    /// Takes what this consumer has pending above the floor, and nobody here holds: one page.
-    async fn recover(
-        &mut self,
-        connection: &Connection,
-        after: EntryId,
-    ) -> Result<(), ServerError> {
-        let subscription = Arc::clone(&self.subscription);
-        let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
-        let room = self.room().min(STEP);
-        if room == 0 {
-            self.wait_for_room().await;
-            return Ok(());
-        }
-        let page = read::own_pending(connection, group, consumer, after, STEP).await?;
-        self.subscription.at("reader.pending_listed");
-        let last = (page.len() >= STEP)
-            .then(|| page.last().map(|pending| pending.id))
-            .flatten();
-        let unknown = subscription
-            .group
-            .in_flight
-            .unknown_of(page, |pending| pending.id);
-        // What there is no room for is looked at again once there is.
-        let (now, later) = unknown.split_at(room.min(unknown.len()));
-        if !now.is_empty() {
-            let wanted: Vec<(EntryId, u64)> = now
-                .iter()
-                .map(|pending| (pending.id, pending.count))
-                .collect();
-            let taken = read::take_own(connection, group, consumer, &wanted).await?;
-            self.subscription.at("reader.pending_taken");
-            self.take_recovered(taken.entries);
-            self.report_gone(taken.gone);
-            self.subscription.at("reader.recovered");
-        }
-        if later.is_empty() {
-            let block = subscription.plan.settings.block;
-            let mut cursor = subscription.cursor();
-            cursor.recovered(last, Instant::now(), block);
-            let recovering = cursor.is_recovering();
-            drop(cursor);
-            subscription
-                .group
-                .in_flight
-                .keep_left(subscription.source.index, recovering);
-        }
-        self.well();
-        Ok(())
-    }
-
-    // ---- what others left behind ---------------------------------------------------------------------
-
-    async fn reclaim(
-        &mut self,
-        connection: &Connection,
-        min_idle: Duration,
-    ) -> Result<(), ServerError> {
-        match self.reclaim_step(connection, min_idle).await? {
-            Step::Found | Step::Waited => {}
-            Step::Nothing => {
-                let _ = self.stop.or(tokio::time::sleep(PACE)).await;
-            }
-            Step::EndOfPass { found: true } => {}
-            Step::EndOfPass { found: false } => {
-                let block = self.subscription.plan.settings.block;
-                let _ = self.stop.or(tokio::time::sleep(block)).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes what is due of the next part of the pending list.
-    async fn reclaim_step(
-        &mut self,
-        connection: &Connection,
-        min_idle: Duration,
-    ) -> Result<Step, ServerError> {
-        let subscription = Arc::clone(&self.subscription);
-        let count = self.room().min(STEP);
-        if count == 0 {
-            self.wait_for_room().await;
-            return Ok(Step::Waited);
-        }
-        let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
-        let from = subscription.cursor().reclaim_next;
-        self.subscription.at("reclaim.before");
-        let held = subscription.group.in_flight.stale(min_idle, Instant::now());
-        let found =
-            reclaim::reclaim(connection, group, consumer, min_idle, from, count, &held).await?;
-        self.subscription.at("reclaim.reply");
-        let nothing = found.entries.is_empty() && found.gone.is_empty();
-        let next = found.next;
-        self.take_recovered(found.entries);
-        self.report_gone(found.gone);
-        self.subscription.at("reclaim.handed_over");
-        let step = {
-            let mut cursor = subscription.cursor();
-            cursor.reclaim_next = next;
-            cursor.reclaim_found |= !nothing;
-            match (next, nothing) {
-                (EntryId::MIN, _) => {
-                    let found = std::mem::take(&mut cursor.reclaim_found);
-                    Step::EndOfPass { found }
-                }
-                (_, true) => Step::Nothing,
-                (_, false) => Step::Found,
-            }
-        };
-        self.subscription.at("reclaim.moved");
-        if matches!(step, Step::EndOfPass { .. }) && self.tidy_at <= Instant::now() {
-            let ttl = subscription.plan.settings.consumer_ttl;
-            self.tidy_at = Instant::now() + ttl.min(TIDY_EVERY);
-            tidy(&subscription, connection).await?;
-        }
-        self.well();
-        Ok(step)
-    }
-
-    /// CLAIM passes over entries that were deleted while they were pending, and leaves them there for
-    /// ever. Now and then a reclaim pass takes them off the list.
-    async fn purge(
-        &mut self,
-        connection: &Connection,
-        min_idle: Duration,
-    ) -> Result<(), ServerError> {
-        match self.reclaim_step(connection, min_idle).await? {
-            Step::EndOfPass { .. } => self.purge_at = Instant::now() + PURGE_EVERY,
-            // Fresh entries have their turn between the steps.
-            _ => self.plain = true,
-        }
-        Ok(())
-    }
-
-    // ---- both -------------------------------------------------------------------------------------------
-
     fn take_recovered(&mut self, entries: Vec<(Entry, u64, Duration)>) {
         let source = &self.subscription.source;
         let received: Vec<Received> = entries
@@ -689,13 +533,15 @@ impl ReaderState {
         }
         let pause = match error {
             ServerError::Blocked(_) => BLOCKED_FOR,
-            ServerError::GroupGone(_) => match remake_group(&self.tree, &self.subscription).await {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    self.subscription.condition.trouble(Part::Reading, &error);
-                    self.delays.next()
+            ServerError::GroupGone(_) => {
+                match upkeep::remake_group(&self.tree, &self.subscription).await {
+                    Ok(()) => return Ok(()),
+                    Err(error) => {
+                        self.subscription.condition.trouble(Part::Reading, &error);
+                        self.delays.next()
+                    }
                 }
-            },
+            }
             _ => self.delays.next(),
         };
         let _ = self.stop.or(tokio::time::sleep(pause)).await;
@@ -740,94 +586,6 @@ impl ReaderState {
         }
         connection.close().await;
     }
-}
-
-/// A read that claims counts as a delivery, and is no start: puts the counts back. What this process
-/// holds in another consumer's name, and could not keep fresh, goes back to that one.
-async fn put_back(
-    subscription: &SubscriptionState,
-    connection: &Connection,
-    claimed: &[(Entry, u64, Duration)],
-) -> Result<(), ServerError> {
-    let (group, ours) = (&subscription.group.group, &subscription.source.consumer);
-    let (mut counts, mut misplaced) = (Vec::with_capacity(claimed.len()), Vec::new());
-    for (entry, count, _) in claimed {
-        match subscription.group.in_flight.owner(entry.id()) {
-            Some(holder) if holder != *ours => misplaced.push((entry.id(), holder, *count)),
-            _ => counts.push((entry.id(), Arc::clone(ours), *count)),
-        }
-    }
-    if !misplaced.is_empty() {
-        settle::return_to(connection, group, ours, &misplaced).await?;
-    }
-    settle::count_starts(connection, group, &counts).await?;
-    Ok(())
-}
-
-/// Removes the consumers that crashed processes left in the group, once nothing of theirs is pending.
-async fn tidy(
-    subscription: &SubscriptionState,
-    connection: &Connection,
-) -> Result<(), ServerError> {
-    let group = &subscription.group.group;
-    let ours = subscription.group.each_subscription();
-    let keep: Vec<Arc<str>> = ours
-        .iter()
-        .map(|it| Arc::clone(&it.source.consumer))
-        .collect();
-    match group::tidy_consumers(
-        connection,
-        group,
-        subscription.plan.settings.consumer_ttl,
-        &keep,
-    )
-    .await
-    {
-        Ok(0) => Ok(()),
-        Ok(removed) => {
-            tracing::info!(target: "streamvisor", %group, removed, "consumers that were gone with nothing pending were removed");
-            Ok(())
-        }
-        // Nothing depends on it.
-        Err(denied) if denied.is_denied() => {
-            tracing::warn!(target: "streamvisor", %group, error = %denied, "consumers that are gone cannot be removed");
-            Ok(())
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Makes the group again, or follows it where somebody else did.
-async fn remake_group(tree: &Tree, subscription: &SubscriptionState) -> Result<(), ServerError> {
-    let in_group = subscription.group.each_subscription();
-    let mark = in_group
-        .iter()
-        .map(|other| other.cursor().mark())
-        .max()
-        .unwrap_or_default();
-    let owned = subscription.group.in_flight.owned();
-    let in_hand: Vec<(EntryId, &str, u64)> = owned
-        .iter()
-        .map(|(id, consumer, count)| (*id, &**consumer, *count))
-        .collect();
-    let remade = group::remake(
-        &tree.settling,
-        &subscription.group.group,
-        mark,
-        true,
-        &in_hand,
-    )
-    .await?;
-    for other in in_group {
-        other.cursor().follow(remade.last_delivered);
-    }
-    let last_delivered = remade.last_delivered;
-    let subscription = subscription.name().clone();
-    tree.announcer.announce(Event::GroupRemade {
-        subscription,
-        last_delivered,
-    });
-    Ok(())
 }
 
 async fn next_reply(

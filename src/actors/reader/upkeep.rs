@@ -1,0 +1,81 @@
+//! Looking after the group: making it again when it is gone, removing consumers that are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::actors::tree::{SubscriptionState, Tree};
+use crate::message::EntryId;
+use crate::observe::Event;
+use crate::server::{Connection, ServerError, group};
+
+/// How often consumers that are gone are looked for, at the least.
+pub(super) const TIDY_EVERY: Duration = Duration::from_secs(600);
+
+/// Removes the consumers that crashed processes left in the group, once nothing of theirs is pending.
+pub(super) async fn tidy(
+    subscription: &SubscriptionState,
+    connection: &Connection,
+) -> Result<(), ServerError> {
+    let group = &subscription.group.group;
+    let ours = subscription.group.each_subscription();
+    let keep: Vec<Arc<str>> = ours
+        .iter()
+        .map(|it| Arc::clone(&it.source.consumer))
+        .collect();
+    match group::tidy_consumers(
+        connection,
+        group,
+        subscription.plan.settings.consumer_ttl,
+        &keep,
+    )
+    .await
+    {
+        Ok(0) => Ok(()),
+        Ok(removed) => {
+            tracing::info!(target: "streamvisor", %group, removed, "consumers that were gone with nothing pending were removed");
+            Ok(())
+        }
+        // Nothing depends on it.
+        Err(denied) if denied.is_denied() => {
+            tracing::warn!(target: "streamvisor", %group, error = %denied, "consumers that are gone cannot be removed");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the group again, or follows it where somebody else did.
+pub(super) async fn remake_group(
+    tree: &Tree,
+    subscription: &SubscriptionState,
+) -> Result<(), ServerError> {
+    let in_group = subscription.group.each_subscription();
+    let mark = in_group
+        .iter()
+        .map(|other| other.cursor().mark())
+        .max()
+        .unwrap_or_default();
+    let owned = subscription.group.in_flight.owned();
+    let in_hand: Vec<(EntryId, &str, u64)> = owned
+        .iter()
+        .map(|(id, consumer, count)| (*id, &**consumer, *count))
+        .collect();
+    let remade = group::remake(
+        &tree.settling,
+        &subscription.group.group,
+        mark,
+        true,
+        &in_hand,
+    )
+    .await?;
+    for other in in_group {
+        other.cursor().follow(remade.last_delivered);
+    }
+    let last_delivered = remade.last_delivered;
+    let subscription = subscription.name().clone();
+    tree.announcer.announce(Event::GroupRemade {
+        subscription,
+        last_delivered,
+    });
+    Ok(())
+}
