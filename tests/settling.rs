@@ -1665,6 +1665,15 @@ async fn b73_with_memory_full_acknowledgements_flow_and_copies_wait() {
         );
         assert_eq!(recorder.count(), 200, "nothing is run again because of it");
 
+        // Tried again and again, and told once.
+        let tries = server.commandstat("evalsha");
+        eventually(SOON, "more tries", || {
+            server.commandstat("evalsha") >= tries + 8
+        })
+        .await;
+        let away = heard.count(|event| matches!(event, Event::ServerAway { .. }));
+        assert_eq!(away, 2, "{version}: once for each subscription");
+
         server.command(&["CONFIG", "SET", "maxmemory", "0"]);
         recorder.reaches(208).await;
         eventually(SOON, "all dead letters are there", || {
