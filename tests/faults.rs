@@ -13,29 +13,11 @@ use std::time::Duration;
 use streamvisor::fail_point::{self, Fail};
 use streamvisor::prelude::*;
 use streamvisor::{Entry, Event};
-use support::record::{GROUP, Gate, Heard, Recorder, SOON, topology};
+use support::record::{GROUP, Gate, Heard, Recorder, SOON, fill, ms, stream_of, topology};
 use support::*;
 
 /// For what takes a while on a machine that has other things to do.
 const LATER: Duration = Duration::from_secs(60);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Adds entries whose bodies are 0, 1, 2, …
-fn fill(server: &Server, stream: &str, entries: usize) -> Vec<String> {
-    server.xadd_many(
-        stream,
-        (0..entries).map(|n| vec![("_payload", n.to_string())]),
-    )
-}
-
-fn stream_of(server: &Server, name: &str) -> String {
-    let stream = unique(name);
-    server.xgroup_create(&stream, GROUP, "0");
-    stream
-}
 
 async fn all_acknowledged(server: &Server, stream: &str) {
     let what = format!("nothing of {stream} is pending");

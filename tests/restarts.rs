@@ -11,25 +11,13 @@ use std::time::Duration;
 use streamvisor::fail_point::{Armed, Fail, arm};
 use streamvisor::prelude::*;
 use streamvisor::{Child, Entry, EntryId, Event, Failure, ShutdownError};
-use support::record::{Answer, Gate, Heard, Recorder, SOON, topology};
+use support::record::{Answer, Gate, Heard, Recorder, SOON, fill, ms, topology};
 use support::*;
 
 const GROUP: &str = record::GROUP;
 /// How many entries flow while an actor dies.
 const LOAD: usize = 2_000;
 const LONG: Duration = Duration::from_secs(3600);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Adds entries whose bodies are 0, 1, 2, …
-fn fill(server: &Server, stream: &str, entries: usize) -> Vec<String> {
-    server.xadd_many(
-        stream,
-        (0..entries).map(|n| vec![("_payload", n.to_string())]),
-    )
-}
 
 /// Has another consumer read everything and die.
 fn leave_behind(server: &Server, stream: &str, consumer: &str) {

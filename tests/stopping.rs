@@ -10,29 +10,11 @@ use std::time::{Duration, Instant};
 use streamvisor::fail_point::{Fail, arm};
 use streamvisor::prelude::*;
 use streamvisor::{Child, Event, Remaining, ShutdownError, ShutdownReport};
-use support::record::{GROUP, Gate, Heard, Recorder, SOON, topology};
+use support::record::{GROUP, Gate, Heard, Recorder, SOON, fill, ms, stream_of, topology};
 use support::*;
 use tokio::sync::{OnceCell, oneshot};
 
 const HOUR: Duration = Duration::from_secs(3600);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-/// Adds entries whose bodies are 0, 1, 2, …
-fn fill(server: &Server, stream: &str, entries: usize) -> Vec<String> {
-    server.xadd_many(
-        stream,
-        (0..entries).map(|n| vec![("_payload", n.to_string())]),
-    )
-}
-
-fn stream_of(server: &Server, name: &str) -> String {
-    let stream = unique(name);
-    server.xgroup_create(&stream, GROUP, "0");
-    stream
-}
 
 async fn in_hand(server: &Server, stream: &str, entries: i64) {
     let what = format!("{entries} entries are in hand");

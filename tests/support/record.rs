@@ -12,7 +12,8 @@ use streamvisor::{
 };
 use tokio::sync::watch;
 
-use super::wait::eventually;
+use super::server::Server;
+use super::wait::{eventually, unique};
 
 /// Long enough for a busy machine; a test that waits this long has failed.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -25,6 +26,25 @@ pub const GROUP: &str = "g";
 pub fn topology(url: &str) -> Topology {
     let redis = Redis::url(url).expect("the URL of a test's server should be one");
     Topology::new(redis).default_group(GROUP)
+}
+
+pub fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Adds entries whose bodies are 0, 1, 2, …
+pub fn fill(server: &Server, stream: &str, entries: usize) -> Vec<String> {
+    server.xadd_many(
+        stream,
+        (0..entries).map(|n| vec![("_payload", n.to_string())]),
+    )
+}
+
+/// A stream of this test's own, with the group at its beginning.
+pub fn stream_of(server: &Server, name: &str) -> String {
+    let stream = unique(name);
+    server.xgroup_create(&stream, GROUP, "0");
+    stream
 }
 
 /// One call of a handler.
