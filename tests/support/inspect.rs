@@ -98,7 +98,8 @@ impl Server {
 
     // ---- what the server knows ----
 
-    /// A line per connection, as `CLIENT LIST` has it, without this test's own.
+    /// A line per connection, as `CLIENT LIST` has it, without this test's own and without those that
+    /// have said goodbye and are listed for a moment more.
     #[track_caller]
     pub fn client_list(&self) -> Vec<String> {
         let own = format!(" name={CLIENT_NAME} ");
@@ -106,7 +107,7 @@ impl Server {
         reply
             .as_str()
             .lines()
-            .filter(|line| !line.contains(&own))
+            .filter(|line| !line.contains(&own) && !line.contains(" cmd=quit"))
             .map(str::to_owned)
             .collect()
     }
