@@ -1121,6 +1121,35 @@ async fn a_failed_subscription_gives_back_what_waits_and_what_was_on_its_way_to_
     supervisor.shutdown().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_group_without_a_settler_cannot_store_is_left_to_others() {
+    let server = Server::start(Server::default_version());
+    let (doomed, topology) = Doomed::new(&server, "unsettled");
+    let isolated = RestartPolicy::default().max_restarts(0).isolate();
+    let supervisor = Supervisor::start(topology.restart(isolated)).await.unwrap();
+    let heard = Heard::of(&supervisor);
+    let dies = arm("settler.sent", &doomed.stream, Fail::Panic, 1..=u64::MAX);
+    fill(&server, &doomed.stream, 8);
+    eventually(SOON, "all are in hand", || {
+        server.xpending_count(&doomed.stream, GROUP) == 8
+    })
+    .await;
+    doomed.gate.open();
+    eventually(SOON, "it has failed", || !escalated(&heard).is_empty()).await;
+    // The other process has a settler of the same stream.
+    drop(dies);
+    // This process keeps fresh what it has in hand, and nobody in it can store these verdicts.
+    let heir = Recorder::acking();
+    let reclaim = Subscription::reclaim(&*doomed.stream, ms(500)).block(ms(100));
+    let other = Supervisor::start(record::topology(&server.url()).subscribe(heir.on(reclaim)))
+        .await
+        .unwrap();
+    heir.reaches(8).await;
+    all_acknowledged(&server, &doomed.stream).await;
+    other.shutdown().await.unwrap();
+    supervisor.shutdown().await.unwrap();
+}
+
 /// B121: five children that failed once each used up one budget.
 #[tokio::test(flavor = "multi_thread")]
 async fn b121_children_that_crash_once_each_do_not_share_a_budget() {

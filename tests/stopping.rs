@@ -354,10 +354,7 @@ async fn b58_verdicts_that_wait_to_be_stored_are_stored_and_the_report_has_the_f
             }
         }
     });
-    let tail = Subscription::tail(&*stream)
-        .workers(1)
-        .batch(84)
-        .max_in_flight(84);
+    let tail = Subscription::tail(&*stream).workers(1);
     let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(tail)))
         .await
         .unwrap();

@@ -5,6 +5,7 @@
 //! hand for a while are ever sent, so that what is handled quickly costs nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
@@ -156,6 +157,9 @@ impl KeepAliveState {
                 continue;
             }
             *due = now + turn(group);
+            if group.given_up.load(Ordering::Acquire) {
+                continue;
+            }
             let aging = group.in_flight.aging(turn(group), now);
             if aging.is_empty() {
                 continue;

@@ -199,6 +199,7 @@ async fn make(
                     keep_alive: plan.keep_alive,
                     subscriptions: Mutex::default(),
                     acknowledged: AtomicU64::new(0),
+                    given_up: AtomicBool::new(false),
                 });
                 groups.push(Arc::clone(&group));
                 group

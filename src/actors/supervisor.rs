@@ -498,12 +498,10 @@ impl SupervisorState {
                 .cloned()
                 .into_iter()
                 .collect(),
-            Key::Settler(at) => self
-                .tree
-                .groups
-                .get(at)
-                .map(|group| group.each_subscription())
-                .unwrap_or_default(),
+            Key::Settler(at) => {
+                let group = self.tree.groups.get(at);
+                group.map(|it| it.give_up()).unwrap_or_default()
+            }
             _ => Vec::new(),
         };
         for subscription in subscriptions {

@@ -61,6 +61,8 @@ pub(crate) struct GroupState {
     /// Those of this process that read from it, by their index.
     pub subscriptions: Mutex<Vec<Weak<SubscriptionState>>>,
     pub acknowledged: AtomicU64,
+    /// Its settler was given up: no verdict is stored any more, so nothing is kept from others.
+    pub given_up: AtomicBool,
 }
 
 /// A subscription of this process.
@@ -289,6 +291,13 @@ impl GroupState {
     /// A place where this crate's tests have one of its actors fail.
     pub(crate) fn at(&self, point: &'static str) {
         fail_point(point, self.stream.as_bytes());
+    }
+
+    /// Nothing more is started and nothing kept from others. Returns who has to stop.
+    pub(crate) fn give_up(&self) -> Vec<Arc<SubscriptionState>> {
+        self.given_up.store(true, Ordering::Release);
+        self.queue.close_starts();
+        self.each_subscription()
     }
 
     pub(crate) fn settler(&self) -> Child {
