@@ -1,5 +1,7 @@
 //! What the application holds of a running tree.
 
+mod control;
+
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +15,8 @@ use crate::actors::{
 use crate::message::Publisher;
 use crate::observe::{Events, Status};
 use crate::topology::Topology;
+
+pub use control::ControlError;
 
 /// Starts trees.
 #[derive(Debug)]

@@ -38,7 +38,7 @@ pub use fred;
 pub use ractor;
 
 pub use actors::{Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
-pub use handle::{ShutdownError, Supervisor, SupervisorHandle};
+pub use handle::{ControlError, ShutdownError, Supervisor, SupervisorHandle};
 pub use message::*;
 pub use observe::{
     Child, Event, Events, LastError, MissedEvents, Restarts, State, Status, SubscriptionStatus,

@@ -23,4 +23,4 @@ pub(crate) use start::{StartedTree, assemble};
 pub(crate) use status::status;
 pub(crate) use supervisor::{Ended, Message, Outline, SupervisorActor};
 pub use supervisor::{Failure, Remaining, ShutdownReport, SupervisorMessage};
-pub(crate) use tree::Tree;
+pub(crate) use tree::{SubscriptionState, Tree};

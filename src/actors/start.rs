@@ -17,7 +17,7 @@ use crate::server::capabilities::{self, Capabilities, Uses};
 use crate::server::group::{self, Origin};
 use crate::server::publish::Appending;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{Cursor, InFlight, Lanes, SettleQueue};
+use crate::state::{Cursor, GivenBack, Hold, InFlight, Lanes, SettleQueue};
 use crate::topology::{AfterAck, InvalidTopology, PlannedSubscription, ReadMode, Start, Topology};
 
 /// Why a tree could not be started. Nothing runs then.
@@ -263,7 +263,8 @@ async fn make(
             condition: Condition::new(Arc::clone(&plan.name), announcer.clone()),
             announcer: announcer.clone(),
             delay_set,
-            failed: watch::Sender::new(false),
+            hold: watch::Sender::new(Hold::default()),
+            given_back: GivenBack::default(),
             parked_full: AtomicBool::new(false),
             started: AtomicBool::new(false),
             counters: Counters::default(),
@@ -287,6 +288,7 @@ async fn make(
         delay_sets,
         others: Mutex::default(),
         order: watch::Sender::new(Order::default()),
+        asked: Mutex::default(),
         restarts: Mutex::default(),
     });
     Ok(StartedTree {

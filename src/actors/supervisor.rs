@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 use super::delays::Delays;
-use super::drain::{Drain, DrainArguments, LAST_MOMENT, give_back};
+use super::drain::{Drain, DrainArguments, LAST_MOMENT, rest};
 use super::handler::HandlerActor;
 use super::keep_alive;
 use super::reader::Reader;
@@ -20,6 +21,7 @@ use super::sweeper::Sweeper;
 use super::tree::{SubscriptionState, Tree};
 use crate::message::{EntryId, StreamKey};
 use crate::observe::{Child, Event};
+use crate::state::Reason;
 use crate::topology::{RestartPolicy, Verdict};
 
 /// Crashes in a row of one worker, each over an entry, before it is started again with delays and at the
@@ -277,12 +279,13 @@ impl SupervisorState {
             }
             Key::KeepAlive => keep_alive::spawn(tree, here).await?.get_cell(),
             Key::Drain => {
-                let is_reader = |key: &&Key| matches!(key, Key::Reader(_));
-                let keys: Vec<Key> = self.cells.keys().filter(is_reader).copied().collect();
-                let readers = keys
-                    .iter()
-                    .filter_map(|key| self.cells.get(key).cloned())
-                    .collect();
+                let reader = |(key, cell): (&Key, &ActorCell)| match key {
+                    Key::Reader(at) => {
+                        Some((tree.subscriptions.get(*at)?.name().clone(), cell.clone()))
+                    }
+                    _ => None,
+                };
+                let readers = self.cells.iter().filter_map(reader).collect();
                 let arguments = DrainArguments {
                     tree,
                     readers,
@@ -436,7 +439,7 @@ impl SupervisorState {
                 .tree
                 .subscriptions
                 .get(at)
-                .is_none_or(|it| *it.failed.borrow()),
+                .is_none_or(|it| it.is_over()),
             _ => false,
         };
         // A tree that drains needs its settlers, its keep-alive and its sweepers to the end; a new
@@ -505,21 +508,14 @@ impl SupervisorState {
             _ => Vec::new(),
         };
         for subscription in subscriptions {
-            subscription.failed.send_replace(true);
+            subscription.hold(Reason::Failed);
             subscription.group.queue.cancel_starts();
-            let waiting = subscription.lanes.close();
             let place = |it: &Arc<SubscriptionState>| Arc::ptr_eq(it, &subscription);
             let at = self.tree.subscriptions.iter().position(place);
             let reader = at.and_then(|at| self.cells.get(&Key::Reader(at)).cloned());
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
-                give_back(&tree, &subscription, &waiting).await;
-                // Its last reply may still be on its way, and a start may be being counted.
-                if let Some(reader) = reader {
-                    let _ = reader.wait(None).await;
-                }
-                subscription.lanes.counted().await;
-                give_back(&tree, &subscription, &subscription.lanes.withdraw()).await;
+                rest(&tree, &subscription, reader, &AtomicU64::new(0)).await;
             });
         }
     }

@@ -14,7 +14,7 @@ use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey}
 use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{CopyJob, Cursor, InFlight, Lanes, SettleQueue};
+use crate::state::{CopyJob, Cursor, GivenBack, Hold, InFlight, Lanes, Reason, SettleQueue};
 use crate::topology::{PlannedSubscription, Redis, RestartPolicy, Verdict};
 
 /// How long a subscription that the server refuses waits before it looks again.
@@ -38,6 +38,8 @@ pub(crate) struct Tree {
     /// The readers' connections and the keep-alive's, so that none outlives the tree.
     pub others: Mutex<Vec<Weak<Connection>>>,
     pub order: watch::Sender<Order>,
+    /// Held while something that was asked for is done and told, so that what is told is in order.
+    pub asked: Mutex<()>,
     /// How often each actor was started again.
     pub restarts: Mutex<HashMap<Child, u64>>,
 }
@@ -77,8 +79,10 @@ pub(crate) struct SubscriptionState {
     pub condition: Condition,
     pub announcer: Announcer,
     pub delay_set: Option<Arc<DelaySet>>,
-    /// Its order to stop, beside the tree's: set when it alone fails.
-    pub failed: watch::Sender<bool>,
+    /// Why it stands still, if it does: its own word to stop, beside the tree's. Only changed by
+    /// [`hold`](Self::hold), [`release`](Self::release) and [`reopen`](Self::reopen).
+    pub hold: watch::Sender<Hold>,
+    pub given_back: GivenBack,
     pub parked_full: AtomicBool,
     /// Its reader has read.
     pub started: AtomicBool,
@@ -205,6 +209,58 @@ impl SubscriptionState {
 
     pub(crate) fn cursor(&self) -> std::sync::MutexGuard<'_, Cursor> {
         self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts nothing from here on, for this reason; the reader sees to the rest when it looks. Returns
+    /// whether this is news.
+    pub(crate) fn hold(&self, reason: Reason) -> bool {
+        // The workers are told under the same lock, so that they and the reader hear the same last word.
+        self.hold.send_if_modified(|hold| {
+            let news = hold.add(reason);
+            if news {
+                self.lanes.hold();
+            }
+            if news && hold.is_final() {
+                self.given_back.put(self.lanes.close());
+            }
+            news
+        })
+    }
+
+    /// There is this reason no more. Returns whether this is news.
+    pub(crate) fn release(&self, reason: Reason) -> bool {
+        self.hold.send_if_modified(|hold| hold.take_away(reason))
+    }
+
+    /// Lets the workers go on if no reason is left; returns whether they do.
+    pub(crate) fn reopen(&self) -> bool {
+        self.hold.send_if_modified(|hold| {
+            let open = hold.unbar();
+            if open {
+                self.lanes.release();
+            }
+            open
+        })
+    }
+
+    /// Pauses or resumes it, as the application asks, and tells of it where that is news.
+    pub(crate) fn pause(&self, tree: &Tree, pause: bool) {
+        let _in_order = tree.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let subscription = Arc::clone(self.name());
+        if pause && self.hold(Reason::Paused) {
+            self.announcer.announce(Event::Paused { subscription });
+        } else if !pause && self.release(Reason::Paused) {
+            self.announcer.announce(Event::Resumed { subscription });
+        }
+    }
+
+    pub(crate) fn is_held_for(&self, reason: Reason) -> bool {
+        self.hold.borrow().is_for(reason)
+    }
+
+    /// Whether it has been given up or taken out, and will not go on.
+    pub(crate) fn is_over(&self) -> bool {
+        self.hold.borrow().is_final()
     }
 
     /// Does what a verdict on one of its entries asks for. The entry is in flight until the server has

@@ -123,6 +123,10 @@ pub enum Event {
     },
     /// As many entries as allowed wait for an in-process delay; further ones keep their place in flight.
     ParkedFull { subscription: Arc<str> },
+    /// The subscription was told to pause, and starts nothing from here on.
+    Paused { subscription: Arc<str> },
+    /// The subscription was told to go on.
+    Resumed { subscription: Arc<str> },
     /// An actor's restart budget is spent: the tree ends, or with `RestartPolicy::isolate` its
     /// subscriptions fail.
     Escalated { child: Child, error: String },
@@ -134,9 +138,11 @@ impl Event {
     /// How loud it is logged.
     fn level(&self) -> tracing::Level {
         match self {
-            Event::Started { .. } | Event::Drained { .. } | Event::ServerBack { .. } => {
-                tracing::Level::INFO
-            }
+            Event::Started { .. }
+            | Event::Paused { .. }
+            | Event::Resumed { .. }
+            | Event::Drained { .. }
+            | Event::ServerBack { .. } => tracing::Level::INFO,
             Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
                 tracing::Level::DEBUG
             }
@@ -212,6 +218,8 @@ impl fmt::Display for Event {
                 f,
                 "`{subscription}`: as many entries as allowed wait for an in-process delay"
             ),
+            Event::Paused { subscription } => write!(f, "`{subscription}` pauses"),
+            Event::Resumed { subscription } => write!(f, "`{subscription}` resumes"),
             Event::Escalated { child, error } => {
                 write!(f, "{child} keeps failing and is given up: {error}")
             }

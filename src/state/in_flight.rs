@@ -152,6 +152,19 @@ impl InFlight {
         self.let_go(ids, true);
     }
 
+    /// The same for entries that were not started, of which another subscription may have some by now.
+    pub(crate) fn hand_back(&self, entries: &[Arc<Received>]) {
+        let ours: Vec<EntryId> = {
+            let table = lock(&self.table);
+            let ours = entries.iter().filter(|entry| {
+                let held = table.held.get(&entry.id()).map(|held| &held.what);
+                matches!(held, Some(What::InHand(held)) if Arc::ptr_eq(held, entry))
+            });
+            ours.map(|entry| entry.id()).collect()
+        };
+        self.leave(ours);
+    }
+
     fn let_go(&self, ids: impl IntoIterator<Item = EntryId>, stay_pending: bool) {
         let mut freed = 0u64;
         let mut gone = Vec::new(); // bodies are freed after the lock
@@ -441,6 +454,17 @@ mod tests {
         assert_eq!(held.unknown_of(ids.clone(), |id| *id), [id(2), id(3)]);
         held.keep_left(0, false);
         assert_eq!(held.unknown_of(ids, |id| *id), [id(1), id(2), id(3)]);
+    }
+
+    #[test]
+    fn what_another_subscription_has_taken_over_meanwhile_is_not_let_go_of() {
+        let held = InFlight::new(2);
+        let given_back = held.register(vec![received(1, 0)], Instant::now());
+        held.hand_back(&given_back);
+        assert!(!held.holds(id(1)));
+        held.register(vec![received(1, 1)], Instant::now());
+        held.hand_back(&given_back);
+        assert_eq!((held.usage(0).entries, held.usage(1).entries), (0, 1));
     }
 
     #[tokio::test]

@@ -33,6 +33,8 @@ pub(crate) struct Lanes {
     hasher: DefaultHashBuilder,
     /// Nothing is started any more.
     closed: AtomicBool,
+    /// Nothing is started for the time being.
+    held: AtomicBool,
     /// Nanoseconds that an entry takes, smoothed; 0: not known yet.
     cost: AtomicU64,
     /// Entries that wait, in the buffer and in lanes.
@@ -84,7 +86,7 @@ impl Drop for Counting<'_> {
         if let Some(lane) = self.lanes.lanes.get(self.worker) {
             lane.counting.store(false, Ordering::Release);
         }
-        if self.lanes.closed.load(Ordering::Acquire) {
+        if self.lanes.is_barred() {
             self.lanes.quiet.notify_waiters();
         }
     }
@@ -129,6 +131,7 @@ impl Lanes {
             ordered_by,
             hasher: DefaultHashBuilder::default(),
             closed: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             cost: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             quiet: Notify::new(),
@@ -221,6 +224,9 @@ impl Lanes {
         };
         if self.closed.load(Ordering::Acquire) {
             return Taken::Closed;
+        }
+        if self.held.load(Ordering::Acquire) {
+            return Taken::Nothing;
         }
         if self.ordered_by.is_some() {
             let mut inner = lock(&lane.inner);
@@ -326,7 +332,7 @@ impl Lanes {
         let mut inner = lock(&lane.inner);
         // Looked at under the lock under which the rest is given back: what `close` has not seen here
         // is not started.
-        let barred = self.closed.load(Ordering::Acquire) || inner.incarnation != incarnation;
+        let barred = self.is_barred() || inner.incarnation != incarnation;
         if barred || !inner.queue.front().is_some_and(|next| may(next)) {
             return None;
         }
@@ -463,7 +469,7 @@ impl Lanes {
     }
 
     /// Returns once no start is being counted, so that everything that waits can be withdrawn; only
-    /// after [`close`](Self::close).
+    /// after [`close`](Self::close) or [`hold`](Self::hold).
     pub(crate) async fn counted(&self) {
         self.until_no(|lane| lane.counting.load(Ordering::Acquire))
             .await;
@@ -490,6 +496,28 @@ impl Lanes {
             lane.wake.notify_one();
         }
         waiting
+    }
+
+    /// Starts nothing until [`release`](Self::release): what has not been started when this returns is
+    /// not started.
+    pub(crate) fn hold(&self) {
+        self.held.store(true, Ordering::Release);
+        for lane in &self.lanes {
+            // A start that looked a moment earlier holds this, and is over then.
+            drop(lock(&lane.inner));
+        }
+    }
+
+    /// Lets the workers go on.
+    pub(crate) fn release(&self) {
+        self.held.store(false, Ordering::Release);
+        for lane in &self.lanes {
+            lane.wake.notify_one();
+        }
+    }
+
+    fn is_barred(&self) -> bool {
+        self.closed.load(Ordering::Acquire) || self.held.load(Ordering::Acquire)
     }
 
     /// Takes back what waits, in id order, but for entries whose start is being counted.
@@ -647,6 +675,30 @@ mod tests {
         assert_eq!(lanes.take(1), Taken::Closed);
         assert_eq!(lanes.waiting(), 0);
         assert_eq!(lanes.all_running().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_held_starts_nothing_and_goes_on_where_it_stood() {
+        let lanes = Lanes::new(2, None);
+        lanes.push(batch(1..=2));
+        assert_eq!(lanes.take(0), Taken::Work);
+        lanes.hold();
+        assert_eq!(start(&lanes, 0), None);
+        assert_eq!(
+            (lanes.take(0), lanes.take(1)),
+            (Taken::Nothing, Taken::Nothing)
+        );
+        let counting = lanes.count(0);
+        let mut counted = Box::pin(lanes.counted());
+        assert!(futures_util::poll!(counted.as_mut()).is_pending());
+        drop(counting);
+        counted.await;
+        lanes.release();
+        // Whoever fell idle meanwhile looks again.
+        lanes.woken(0).await;
+        lanes.woken(1).await;
+        assert_eq!((lanes.take(0), lanes.take(1)), (Taken::Work, Taken::Work));
+        assert_eq!((start(&lanes, 0), start(&lanes, 1)), (Some(1), Some(2)));
     }
 
     #[test]

@@ -3,11 +3,15 @@
 //! Nothing here knows an actor or a socket.
 
 mod cursor;
+mod given_back;
+mod hold;
 mod in_flight;
 mod lanes;
 mod settle_queue;
 
 pub(crate) use cursor::Cursor;
+pub(crate) use given_back::GivenBack;
+pub(crate) use hold::{Hold, Reason};
 pub(crate) use in_flight::{InFlight, Usage};
 pub(crate) use lanes::{Lanes, Taken};
 pub(crate) use settle_queue::{CopyJob, ParkedJob, SettleQueue, StartAnswer, StartJob};

@@ -55,7 +55,13 @@ pub(super) async fn remake_group(
         .map(|other| other.cursor().mark())
         .max()
         .unwrap_or_default();
-    let owned = subscription.group.in_flight.owned();
+    let mut owned = subscription.group.in_flight.owned();
+    for other in &in_group {
+        // What it gave back it will take up again.
+        let consumer = &other.source.consumer;
+        let given_back = other.given_back.ours(usize::MAX).into_iter();
+        owned.extend(given_back.map(|(id, count)| (id, Arc::clone(consumer), count)));
+    }
     let in_hand: Vec<(EntryId, &str, u64)> = owned
         .iter()
         .map(|(id, consumer, count)| (*id, &**consumer, *count))
