@@ -23,7 +23,7 @@ mod armed {
 
     /// Every point. Those of readers and handlers are armed for a subscription, those of settlers and
     /// the keep-alive for a stream, those of sweepers for a delay set.
-    pub const POINTS: [&str; 31] = [
+    pub const POINTS: [&str; 32] = [
         // It is about to send the reads that there is room for.
         "reader.before_read",
         // It holds a reply that nobody knows of yet.
@@ -64,6 +64,8 @@ mod armed {
         "handler.returned",
         // The verdict is given.
         "handler.settled",
+        // A delivery was sent to an actor.
+        "handler.sent",
         // A batch of this line is taken, and not sent.
         "settler.acks",
         "settler.copies",

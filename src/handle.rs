@@ -12,6 +12,7 @@ use crate::actors::{
     Ended, Failure, Front, Message, Outline, ShutdownReport, StartError, StartedTree,
     SupervisorActor, SupervisorMessage, Tree, assemble, is_in_handler_of, status,
 };
+use crate::handler_ref::{HandlerRef, HandlersError};
 use crate::message::Publisher;
 use crate::observe::{Events, Status};
 use crate::topology::Topology;
@@ -88,6 +89,7 @@ impl Supervisor {
                     order.stop = true;
                 });
                 tree.abort_connections();
+                tree.close();
                 tree.announcer.close();
                 ended.send_if_modified(|end| {
                     let unknown = end.is_none();
@@ -200,6 +202,25 @@ impl SupervisorHandle {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         first.unwrap_or_else(|| self.held.tree.announcer.listen())
+    }
+
+    /// The application's own actors that work for this subscription, for messages other than deliveries: see
+    /// [`Draft::actors`](crate::Draft::actors). `M` is the message type of those actors.
+    ///
+    /// # Errors
+    ///
+    /// [`HandlersError`] when there is no such subscription, when its entries are not handled by actors that
+    /// are spawned here, or when those take other messages.
+    pub fn handlers<M: ractor::Message>(&self, name: &str) -> Result<HandlerRef<M>, HandlersError> {
+        let subscriptions = &self.held.tree.subscriptions;
+        let found = subscriptions.iter().find(|it| **it.name() == *name);
+        match found {
+            Some(subscription) => HandlerRef::new(Arc::clone(subscription)),
+            None => Err(HandlersError::NoSuchSubscription {
+                name: name.to_owned(),
+                known: subscriptions.iter().map(|it| it.name().clone()).collect(),
+            }),
+        }
     }
 
     /// How the tree is doing. What only the server knows is asked of it, for a second at the most.

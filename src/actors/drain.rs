@@ -108,6 +108,10 @@ async fn drain(
             .map(|subscription| subscription.lanes.quiet()),
     );
     let _ = timeout_at(for_handlers.into(), quiet).await;
+    // What actors had in advance and dropped without a look.
+    let returned = tree.subscriptions.iter();
+    let returned = returned.map(|subscription| give_back(tree, subscription, &given_back));
+    let _ = timeout_at(for_handlers.into(), join_all(returned)).await;
 
     let empty = join_all(tree.groups.iter().map(|group| group.queue.empty()));
     let at_least = Instant::now() + LAST_MOMENT;

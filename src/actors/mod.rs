@@ -7,7 +7,9 @@ mod drain;
 mod front;
 mod handler;
 mod keep_alive;
+mod make_way;
 mod reader;
+mod roster;
 mod settler;
 mod start;
 mod status;
@@ -18,6 +20,7 @@ mod verdict;
 
 pub(crate) use front::Front;
 pub(crate) use handler::is_in_handler_of;
+pub(crate) use roster::{Occupant, Seats};
 pub use start::StartError;
 pub(crate) use start::{StartedTree, assemble};
 pub(crate) use status::status;

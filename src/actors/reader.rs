@@ -22,17 +22,18 @@ use futures_util::stream::FuturesOrdered;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::watch;
 
+use self::upkeep::LOOK_FOR_HOT_KEY_EVERY;
 use super::condition::Part;
 use super::delays::Delays;
 use super::drain::rest;
 use super::tree::{BLOCKED_FOR, Order, SubscriptionState, Tree};
 use super::verdict::is_spent;
-use crate::message::{self, Entry, EntryId, Received};
+use crate::message::{self, Entry, EntryId, Received, Verdict};
 use crate::observe::Event;
 use crate::server::read::{self, Read, Recovered};
 use crate::server::{Connection, Role, ServerError};
 use crate::state::{Hold, Usage};
-use crate::topology::{ReadMode, Verdict};
+use crate::topology::ReadMode;
 
 /// What is asked for before anything is known of the size of entries.
 const FIRST_COUNT: usize = 16;
@@ -117,6 +118,7 @@ pub(crate) struct ReaderState {
     purge_at: Instant,
     /// It is the purge's turn, and not that of a read.
     purge_turn: bool,
+    look_for_hot_key_at: Instant,
 }
 
 /// The word to stop reading: the tree's, or the subscription's own, which may be taken back.
@@ -200,6 +202,7 @@ impl Actor for Reader {
             tidy_at: Instant::now(),
             purge_at: Instant::now(),
             purge_turn: false,
+            look_for_hot_key_at: Instant::now(),
         })
     }
 
@@ -427,6 +430,10 @@ impl ReaderState {
 
     async fn wait_for_room(&mut self) {
         let subscription = Arc::clone(&self.subscription);
+        if self.look_for_hot_key_at <= Instant::now() {
+            self.look_for_hot_key_at = Instant::now() + LOOK_FOR_HOT_KEY_EVERY;
+            upkeep::tell_of_hot_key(&subscription);
+        }
         let changed = async {
             tokio::select! {
                 () = subscription.group.in_flight.freed(subscription.source.index) => {}

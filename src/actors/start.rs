@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, watch};
 
 use super::condition::Condition;
+use super::roster::Roster;
 use super::tree::{
     Counters, DelaySet, GroupState, Order, SubscriptionState, Tree, connection_name,
 };
@@ -258,7 +259,12 @@ async fn make(
             source,
             group: Arc::clone(&group),
             cursor: Mutex::new(Cursor::new(attached.last_delivered)),
-            lanes: Lanes::new(settings.workers, settings.ordered_by.clone()),
+            lanes: Lanes::new(
+                settings.workers,
+                settings.ordered_by.clone(),
+                plan.handling.takes(),
+            ),
+            roster: Roster::new(),
             connection: Mutex::new(None),
             condition: Condition::new(Arc::clone(&plan.name), announcer.clone()),
             announcer: announcer.clone(),
@@ -266,6 +272,7 @@ async fn make(
             hold: watch::Sender::new(Hold::default()),
             given_back: GivenBack::default(),
             parked_full: AtomicBool::new(false),
+            hot_key_told: AtomicBool::new(false),
             started: AtomicBool::new(false),
             counters: Counters::default(),
             plan,
@@ -327,6 +334,12 @@ fn refused(subscription: &Arc<str>, error: ServerError) -> StartError {
 /// Every key holds what it should, or nothing.
 async fn check(connection: &Connection, planned: &[PlannedSubscription]) -> Result<(), StartError> {
     for plan in planned {
+        plan.handling
+            .check()
+            .map_err(|reason| StartError::Refused {
+                subscription: Arc::clone(&plan.name),
+                reason,
+            })?;
         let stream = Some((&plan.settings.stream, "stream"));
         let dead_letter = plan
             .settings

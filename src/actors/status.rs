@@ -102,6 +102,8 @@ fn state(tree: &Tree, subscription: &SubscriptionState) -> State {
         State::Draining
     } else if subscription.is_held_for(Reason::Paused) {
         State::Paused
+    } else if subscription.is_held_for(Reason::NoTarget) {
+        State::NoTarget
     } else if let Some(trouble) = subscription.condition.state() {
         trouble
     } else if !subscription.started.load(Ordering::Relaxed) {

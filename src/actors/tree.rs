@@ -8,17 +8,22 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 use super::condition::Condition;
+use super::make_way::make_way;
+use super::roster::Roster;
 use super::verdict::{self, Step};
 use crate::fail_point::fail_point;
-use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey};
+use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey, Verdict};
 use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
 use crate::state::{CopyJob, Cursor, GivenBack, Hold, InFlight, Lanes, Reason, SettleQueue};
-use crate::topology::{PlannedSubscription, Redis, RestartPolicy, Verdict};
+use crate::topology::{PlannedSubscription, Redis, RestartPolicy};
 
 /// How long a subscription that the server refuses waits before it looks again.
 pub(crate) const BLOCKED_FOR: Duration = Duration::from_secs(30);
+
+/// How often an entry may come back from an actor that has not looked at it.
+const MOST_RETURNS: u32 = 2;
 
 /// A running topology, but for its actors.
 pub(crate) struct Tree {
@@ -74,6 +79,8 @@ pub(crate) struct SubscriptionState {
     pub group: Arc<GroupState>,
     pub cursor: Mutex<Cursor>,
     pub lanes: Lanes,
+    /// The application's own actors among its workers.
+    pub roster: Roster,
     /// The connection of the reader of the moment.
     pub connection: Mutex<Option<Arc<Connection>>>,
     pub condition: Condition,
@@ -84,6 +91,8 @@ pub(crate) struct SubscriptionState {
     pub hold: watch::Sender<Hold>,
     pub given_back: GivenBack,
     pub parked_full: AtomicBool,
+    /// An event has told of a key that fills most of what may be in flight.
+    pub hot_key_told: AtomicBool,
     /// Its reader has read.
     pub started: AtomicBool,
     pub counters: Counters,
@@ -174,6 +183,16 @@ impl Tree {
         }
         self.settling.abort();
         self.publishing.abort();
+    }
+
+    /// Nobody is here any more: whoever waits for something of this tree learns that it will not come.
+    pub(crate) fn close(&self) {
+        for group in &self.groups {
+            group.in_flight.close();
+        }
+        for subscription in &self.subscriptions {
+            subscription.roster.close();
+        }
     }
 
     /// Closes every connection with a goodbye.
@@ -304,6 +323,25 @@ impl SubscriptionState {
                 }
             }
         }
+        // Whoever gave the verdict may block its thread a moment later.
+        if group.queue.has_woken() {
+            make_way();
+        }
+    }
+
+    /// What becomes of the deliveries that a worker's actor dropped without a verdict. What was started gets
+    /// the crash verdict, and so does the oldest one if the actor died of it; the rest goes back to where it came
+    /// from, but not for ever. Whether there was a crash verdict.
+    pub(crate) fn sort_out_dropped(&self, worker: usize, oldest_too: bool, error: &str) -> bool {
+        let mut to_blame = oldest_too;
+        self.lanes.sort_out_dropped(worker, |run| {
+            let started = std::mem::take(&mut to_blame) || run.seen;
+            if started || run.received.comes_back() > MOST_RETURNS {
+                self.settle(&run.received, Verdict::Crashed(error.to_owned()));
+                return true;
+            }
+            false
+        })
     }
 
     /// A place where this crate's tests have one of its actors fail.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::SupervisorHandle;
-use crate::actors::SubscriptionState;
+use crate::actors::{Message, SubscriptionState, SupervisorMessage};
 use crate::state::Reason;
 
 /// Why a running tree was not changed.
@@ -21,6 +21,12 @@ pub enum ControlError {
     /// The subscription has been given up, under `RestartPolicy::isolate`, and does nothing any more.
     #[error("the subscription `{name}` has failed and does nothing any more")]
     Failed {
+        /// The subscription.
+        name: Arc<str>,
+    },
+    /// Its entries are forwarded to one actor.
+    #[error("the entries of `{name}` are forwarded to one actor, so there is one worker")]
+    Forwarded {
         /// The subscription.
         name: Arc<str>,
     },
@@ -90,6 +96,32 @@ impl SupervisorHandle {
     pub async fn resume(&self, name: &str) -> Result<(), ControlError> {
         self.running(name)?.pause(&self.held.tree, false);
         Ok(())
+    }
+
+    /// Sets how many workers a subscription has. Workers that are too many finish what they run and stop in
+    /// good order; what waited for them is for the others. Under [`ordered_by`](crate::Draft::ordered_by) a key
+    /// moves to another worker only when its former one has none of its entries any more, so that their order is
+    /// kept. Returns when that is arranged; it does not wait for workers to start or stop.
+    ///
+    /// # Errors
+    ///
+    /// As [`pause`](Self::pause); [`ControlError::Setting`] for no workers at all, and
+    /// [`ControlError::Forwarded`] where there is one actor for all.
+    #[allow(clippy::unused_async)]
+    pub async fn set_workers(&self, name: &str, workers: usize) -> Result<(), ControlError> {
+        let subscription = self.running(name)?;
+        if workers == 0 {
+            let (setting, value) = ("workers", workers);
+            return Err(ControlError::Setting { setting, value });
+        }
+        if subscription.plan.handling.forwards().is_some() {
+            let name = Arc::clone(subscription.name());
+            return Err(ControlError::Forwarded { name });
+        }
+        subscription.lanes.set_workers(workers);
+        let message = Message::Staff(Arc::clone(subscription.name()));
+        let told = self.held.supervisor.cast(SupervisorMessage(message));
+        told.map_err(|_| ControlError::Ended)
     }
 
     /// The subscription of this name, if it can still be told something.

@@ -90,6 +90,17 @@ pub enum Event {
         subscription: Arc<str>,
         ids: Vec<EntryId>,
     },
+    /// The actor that the entries are forwarded to is not there: what it had comes back, and nothing is read.
+    TargetGone { subscription: Arc<str> },
+    /// There is an actor of that name again.
+    TargetBack { subscription: Arc<str> },
+    /// Entries with one value of the header that the subscription is ordered by fill most of what may be in
+    /// flight, so that those with other values hardly get through.
+    HotKey {
+        subscription: Arc<str>,
+        key: Option<String>,
+        waiting: usize,
+    },
     /// An entry is in the dead-letter stream.
     DeadLettered { subscription: Arc<str>, id: EntryId },
     /// An entry stays pending although it was not asked for: there is no dead-letter stream, or the
@@ -141,6 +152,7 @@ impl Event {
             Event::Started { .. }
             | Event::Paused { .. }
             | Event::Resumed { .. }
+            | Event::TargetBack { .. }
             | Event::Drained { .. }
             | Event::ServerBack { .. } => tracing::Level::INFO,
             Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
@@ -218,6 +230,28 @@ impl fmt::Display for Event {
                 f,
                 "`{subscription}`: as many entries as allowed wait for an in-process delay"
             ),
+            Event::TargetGone { subscription } => write!(
+                f,
+                "`{subscription}` stands still: the actor that its entries are forwarded to is not there"
+            ),
+            Event::TargetBack { subscription } => write!(
+                f,
+                "`{subscription}` goes on: the actor that its entries are forwarded to is there"
+            ),
+            Event::HotKey {
+                subscription,
+                key,
+                waiting,
+            } => match key {
+                Some(key) => write!(
+                    f,
+                    "`{subscription}`: {waiting} entries with the key `{key}` wait for each other and leave little room for others"
+                ),
+                None => write!(
+                    f,
+                    "`{subscription}`: {waiting} entries without a key wait for each other and leave little room for others"
+                ),
+            },
             Event::Paused { subscription } => write!(f, "`{subscription}` pauses"),
             Event::Resumed { subscription } => write!(f, "`{subscription}` resumes"),
             Event::Escalated { child, error } => {

@@ -104,6 +104,8 @@ pub enum State {
     Blocked,
     /// It was told to pause: it reads and starts nothing until it is told to resume.
     Paused,
+    /// The actor that its entries are forwarded to is not there: it reads nothing until it is.
+    NoTarget,
     /// Its restart budget is spent and it has been given up.
     Failed,
     /// The tree is stopping.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::lock;
 use crate::message::{EntryId, Received};
@@ -31,6 +31,10 @@ struct Table {
     left: HashSet<EntryId>,
     /// The subscriptions that are recovering.
     recovering: HashSet<usize>,
+    /// Who waits until an entry has been let go of.
+    awaited: HashMap<EntryId, Vec<oneshot::Sender<()>>>,
+    /// Nothing more is let go of.
+    closed: bool,
 }
 
 struct Held {
@@ -73,6 +77,19 @@ pub(crate) struct Usage {
     pub parked: usize,
     /// The size of the largest entry of late.
     pub largest: usize,
+}
+
+impl Table {
+    /// The verdict on this entry is stored, as far as it can be.
+    fn tell(&mut self, id: EntryId) {
+        if self.awaited.is_empty() {
+            return;
+        }
+        for waits in self.awaited.remove(&id).unwrap_or_default() {
+            // Whoever waited may be gone.
+            let _ = waits.send(());
+        }
+    }
 }
 
 impl InFlight {
@@ -177,6 +194,7 @@ impl InFlight {
                 let Some(held) = table.held.remove(&id) else {
                     continue;
                 };
+                table.tell(id);
                 let index = match &held.what {
                     What::InHand(received) => {
                         let index = received.source.index;
@@ -230,10 +248,38 @@ impl InFlight {
             owner: Arc::clone(&received.source.consumer),
             subscription: index,
         };
+        table.tell(id);
         if let Some(freed) = self.freed.get(index) {
             freed.notify_one();
         }
         true
+    }
+
+    /// Resolves once the entry has been let go of, or is parked; fails if the tree ends before.
+    pub(crate) fn let_go_of(&self, id: EntryId) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        let mut table = lock(&self.table);
+        match table.held.get(&id) {
+            None => {
+                let _ = sender.send(());
+            }
+            Some(_) if table.closed => {}
+            Some(_) => table.awaited.entry(id).or_default().push(sender),
+        }
+        receiver
+    }
+
+    /// Nobody will let go of anything any more.
+    pub(crate) fn close(&self) {
+        let mut table = lock(&self.table);
+        table.closed = true;
+        table.awaited = HashMap::new();
+    }
+
+    /// Whether the entry was given up on.
+    pub(crate) fn is_abandoned(&self, id: EntryId) -> bool {
+        let table = lock(&self.table);
+        matches!(table.held.get(&id), Some(held) if matches!(held.what, What::Abandoned { .. }))
     }
 
     /// Gives up on an entry whose handler cannot be ended.

@@ -6,6 +6,7 @@ mod cursor;
 mod given_back;
 mod hold;
 mod in_flight;
+mod lane;
 mod lanes;
 mod settle_queue;
 
@@ -13,7 +14,8 @@ pub(crate) use cursor::Cursor;
 pub(crate) use given_back::GivenBack;
 pub(crate) use hold::{Hold, Reason};
 pub(crate) use in_flight::{InFlight, Usage};
-pub(crate) use lanes::{Lanes, Taken};
+pub(crate) use lane::Run;
+pub(crate) use lanes::{Lanes, Seat, Taken};
 pub(crate) use settle_queue::{CopyJob, ParkedJob, SettleQueue, StartAnswer, StartJob};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
