@@ -193,7 +193,7 @@ impl SupervisorHandle {
         self.held.publisher.clone()
     }
 
-    /// What happens in the tree from now on. The first to ask hears what has happened since the start.
+    /// What happens in the tree from now on, to be waited for, as a stream, or sent to an actor. The first to ask hears what has happened since the start.
     pub fn events(&self) -> Events {
         let first = self
             .held

@@ -239,6 +239,8 @@ async fn a_pause_survives_a_reader_that_dies_at_any_step_of_it() {
         fill(&server, &stream, 150);
         in_hand(&server, &stream, 150).await;
         recorder.reaches(2).await;
+        // The server may have delivered what the reader has not taken yet.
+        while status_of(&supervisor, &stream).await.in_flight < 150 {}
         let armed = arm(point, &stream, Fail::Panic, 1..=1);
         let restarted = || heard.count(|it| matches!(it, Event::Restarted { .. }));
 
@@ -413,4 +415,59 @@ async fn ten_thousand_pauses_and_resumes_under_load_lose_nothing_and_repeat_noth
         );
         assert!(taken_up.reached() > 10, "{} times", taken_up.reached());
     }
+}
+
+// ---- entries in hand ----------------------------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_bound_on_what_is_in_hand_holds_from_the_next_read_on() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "bound");
+    let permits = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let recorder = Recorder::running({
+        let permits = std::sync::Arc::clone(&permits);
+        move |_| {
+            let permits = std::sync::Arc::clone(&permits);
+            async move {
+                permits.acquire().await?.forget();
+                Ok(Outcome::Ack)
+            }
+        }
+    });
+    let (beside, other) = Beside::new(&server);
+    let tail = Subscription::tail(&*stream)
+        .named("it")
+        .workers(4)
+        .max_in_flight(10);
+    let supervisor = start(&server, vec![recorder.on(tail), other]).await;
+    fill(&server, &stream, 200);
+    in_hand(&server, &stream, 10).await;
+    beside.rounds(&server).await;
+    in_hand(&server, &stream, 10).await;
+    // Higher: at once.
+    supervisor.set_max_in_flight("it", 50).await.unwrap();
+    in_hand(&server, &stream, 50).await;
+    // Lower: what is in hand is worked off, and nothing is read meanwhile.
+    supervisor.set_max_in_flight("it", 5).await.unwrap();
+    permits.add_permits(40);
+    in_hand(&server, &stream, 10).await;
+    beside.rounds(&server).await;
+    in_hand(&server, &stream, 10).await;
+    permits.add_permits(100);
+    recorder.reaches(144).await;
+    eventually(SOON, "100 more are acknowledged", || {
+        server.xpending_count(&stream, GROUP) <= 5
+    })
+    .await;
+    let refused = supervisor.set_max_in_flight("it", 0).await.unwrap_err();
+    assert!(refused.to_string().contains("at least 1"), "{refused}");
+    let unknown = supervisor.set_max_in_flight("that", 1).await.unwrap_err();
+    let ControlError::NoSuchSubscription { name, known } = &unknown else {
+        panic!("{unknown}")
+    };
+    assert_eq!((&**name, &*known[0], known.len()), ("that", "it", 2));
+    permits.add_permits(200);
+    recorder.reaches(200).await;
+    in_hand(&server, &stream, 0).await;
+    supervisor.shutdown().await.unwrap();
 }

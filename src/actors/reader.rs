@@ -412,16 +412,17 @@ impl ReaderState {
             .group
             .in_flight
             .usage(self.subscription.source.index);
+        let most = self.subscription.max_in_flight.load(Ordering::Relaxed);
         let room = room(
             usage,
             self.asked,
-            settings.max_in_flight,
+            most,
             settings.max_bytes_in_flight,
             settings.batch,
         );
         // As long as the workers have enough to do, a small read only costs; it comes when there is
         // room for a larger one, or when they run out.
-        let worth_it = settings.batch.min(settings.max_in_flight.div_ceil(4));
+        let worth_it = settings.batch.min(most.div_ceil(4));
         if room < worth_it && !self.subscription.lanes.is_hungry() {
             return 0;
         }

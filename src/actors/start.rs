@@ -2,7 +2,7 @@
 //! server, is found here.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, watch};
@@ -271,6 +271,7 @@ async fn make(
             delay_set,
             hold: watch::Sender::new(Hold::default()),
             given_back: GivenBack::default(),
+            max_in_flight: AtomicUsize::new(settings.max_in_flight),
             parked_full: AtomicBool::new(false),
             hot_key_told: AtomicBool::new(false),
             started: AtomicBool::new(false),

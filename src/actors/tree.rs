@@ -1,7 +1,7 @@
 //! What the actors of a tree share: the state they are lent, the connections, and the word to stop.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,9 @@ pub(crate) struct SubscriptionState {
     /// [`hold`](Self::hold), [`release`](Self::release) and [`reopen`](Self::reopen).
     pub hold: watch::Sender<Hold>,
     pub given_back: GivenBack,
+    /// How many entries it may have in hand at once; changed by
+    /// [`set_max_in_flight`](Self::set_max_in_flight).
+    pub max_in_flight: AtomicUsize,
     pub parked_full: AtomicBool,
     /// An event has told of a key that fills most of what may be in flight.
     pub hot_key_told: AtomicBool,
@@ -271,6 +274,13 @@ impl SubscriptionState {
         } else if !pause && self.release(Reason::Paused) {
             self.announcer.announce(Event::Resumed { subscription });
         }
+    }
+
+    /// From the next read on.
+    pub(crate) fn set_max_in_flight(&self, entries: usize) {
+        self.max_in_flight.store(entries, Ordering::Relaxed);
+        // Whoever waits for room looks again.
+        self.group.in_flight.nudge(self.source.index);
     }
 
     pub(crate) fn is_held_for(&self, reason: Reason) -> bool {

@@ -124,6 +124,33 @@ impl SupervisorHandle {
         told.map_err(|_| ControlError::Ended)
     }
 
+    /// Changes how many entries of a subscription may be in hand at once: read and not yet settled, as
+    /// `max_in_flight` says for its start. It applies from the next read on; what is in hand above a
+    /// lower bound is handled, and nothing is read until there is less.
+    ///
+    /// ```no_run
+    /// # async fn example(supervisor: streamvisor::SupervisorHandle) -> Result<(), streamvisor::ControlError> {
+    /// supervisor.set_max_in_flight("orders/workers/tail", 100).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`pause`](Self::pause), and [`ControlError::Setting`] for 0.
+    #[allow(clippy::unused_async)]
+    pub async fn set_max_in_flight(&self, name: &str, entries: usize) -> Result<(), ControlError> {
+        let subscription = self.running(name)?;
+        if entries == 0 {
+            return Err(ControlError::Setting {
+                setting: "max_in_flight",
+                value: entries,
+            });
+        }
+        subscription.set_max_in_flight(entries);
+        Ok(())
+    }
+
     /// The subscription of this name, if it can still be told something.
     fn running(&self, name: &str) -> Result<Arc<SubscriptionState>, ControlError> {
         let tree = &self.held.tree;

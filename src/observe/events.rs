@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream};
+use ractor::ActorRef;
 use serde::Serialize;
 use tokio::sync::broadcast;
 
@@ -340,6 +342,66 @@ impl Events {
             Err(broadcast::error::RecvError::Closed) => Ok(None),
             Err(broadcast::error::RecvError::Lagged(missed)) => Err(MissedEvents(missed)),
         }
+    }
+
+    /// The same as a [`Stream`], which ends with the tree.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Event, MissedEvents>> + Send {
+        stream::unfold(self, |mut events| async move {
+            let next = events.next().await.transpose()?;
+            Some((next, events))
+        })
+    }
+
+    /// Sends each event to an actor, until the tree or the actor ends. Where the actor's mailbox grows this does
+    /// not slow the tree.
+    ///
+    /// ```no_run
+    /// use ractor::ActorRef;
+    /// use streamvisor::{Event, MissedEvents, SupervisorHandle};
+    ///
+    /// enum MonitorMessage {
+    ///     Happened(Event),
+    ///     Missed(u64),
+    /// }
+    ///
+    /// impl From<Result<Event, MissedEvents>> for MonitorMessage {
+    ///     fn from(event: Result<Event, MissedEvents>) -> Self {
+    ///         match event {
+    ///             Ok(event) => MonitorMessage::Happened(event),
+    ///             Err(MissedEvents(missed)) => MonitorMessage::Missed(missed),
+    ///         }
+    ///     }
+    /// }
+    /// # #[cfg(feature = "cluster")]
+    /// # impl ractor::Message for MonitorMessage {}
+    ///
+    /// # fn example(supervisor: &SupervisorHandle, monitor: ActorRef<MonitorMessage>) {
+    /// supervisor.events().forward_to(monitor);
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub fn forward_to<M>(mut self, actor: ActorRef<M>)
+    where
+        M: ractor::Message + From<Result<Event, MissedEvents>>,
+    {
+        tokio::spawn(async move {
+            let cell = actor.get_cell();
+            loop {
+                let next = tokio::select! {
+                    next = self.next() => next,
+                    _ = cell.wait(None) => return,
+                };
+                let Some(event) = next.transpose() else {
+                    return;
+                };
+                if actor.cast(event.into()).is_err() {
+                    return;
+                }
+            }
+        });
     }
 }
 

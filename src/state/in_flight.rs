@@ -321,6 +321,13 @@ impl InFlight {
         }
     }
 
+    /// Has whoever waits for something to be let go of look again.
+    pub(crate) fn nudge(&self, subscription: usize) {
+        if let Some(freed) = self.freed.get(subscription) {
+            freed.notify_one();
+        }
+    }
+
     /// This subscription's reader recovers from now on, or no longer. As long as one does, ids that
     /// stay pending are remembered.
     pub(crate) fn keep_left(&self, subscription: usize, recovering: bool) {

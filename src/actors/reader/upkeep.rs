@@ -18,7 +18,7 @@ pub(super) const LOOK_FOR_HOT_KEY_EVERY: Duration = Duration::from_secs(1);
 
 /// There is no room: tells if that is because of entries of one key, which wait for each other.
 pub(super) fn tell_of_hot_key(subscription: &SubscriptionState) {
-    let most = subscription.plan.settings.max_in_flight;
+    let most = subscription.max_in_flight.load(Ordering::Relaxed);
     let Some((key, waiting)) = subscription.lanes.hottest() else {
         return;
     };
