@@ -36,7 +36,7 @@ test: need-cargo servers ## run all tests, against every server version
 	@set -e; if cargo nextest --version >/dev/null 2>&1; then \
 	    set -x; \
 	    cargo nextest run --all-features; \
-	    cargo test --doc --all-features; \
+	    cargo test --doc --all-features; cargo test --doc; \
 	else \
 	    set -x; \
 	    cargo test --all-features; \
