@@ -36,10 +36,12 @@ test: need-cargo servers ## run all tests, against every server version
 	@set -e; if cargo nextest --version >/dev/null 2>&1; then \
 	    set -x; \
 	    cargo nextest run --all-features; \
-	    cargo test --doc --all-features; cargo test --doc; \
+	    cargo test --doc --all-features; \
+	    cargo test --doc; \
 	else \
 	    set -x; \
 	    cargo test --all-features; \
+	    cargo test --doc; \
 	fi
 
 lint: need-cargo ## check format, lints and documentation
