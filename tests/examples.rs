@@ -23,11 +23,7 @@ fn the_earthquakes_are_all_accounted_for() {
     assert!(status.success(), "{status}\n{output}\n{errors}");
     assert_eq!(output.lines().last(), Some("lost: 0"), "{output}");
     assert_eq!(errors, "", "nothing is wrong, so nothing is said of it");
-    let keys = server.command(&["KEYS", "*"]);
-    assert!(
-        keys.as_array().is_empty(),
-        "the run left these keys behind: {keys:?}"
-    );
+    leaves_no_key(&server);
 }
 
 #[tokio::test]
@@ -45,7 +41,7 @@ async fn an_interrupted_run_leaves_nothing_behind() {
 
     assert_eq!(status.code(), Some(130), "{output}\n{errors}");
     assert!(errors.contains("interrupted"), "{errors}");
-    assert!(server.command(&["KEYS", "*"]).as_array().is_empty());
+    leaves_no_key(&server);
     eventually(SOON, "no connection left", || {
         server.client_list().is_empty()
     })
@@ -77,6 +73,118 @@ async fn the_quickstart_acknowledges_orders_and_stops_on_ctrl_c() {
     assert_eq!(server.xlen("orders"), 2);
     let consumers = server.command(&["XINFO", "CONSUMERS", "orders", "workers"]);
     assert!(consumers.as_array().is_empty(), "{consumers:?}");
+}
+
+#[test]
+fn an_embedded_branch_that_fails_is_mended_by_its_parent_and_books_every_order() {
+    let server = Server::start(Server::default_version());
+    let mut program = Program::start("embedded", &server);
+    let status = program.ends_within(Duration::from_secs(90));
+    let (output, errors) = program.said();
+
+    assert!(status.success(), "{status}\n{output}\n{errors}");
+    assert_eq!(output.matches("finds no database").count(), 3, "{output}");
+    told_in_this_order(
+        &output,
+        &[
+            "100 orders published",
+            "the application runs",
+            "finds no database",
+            "the branch has failed: handler 0 of `orders` failed more than 2 times",
+            "starts the branch again",
+            "all orders are booked",
+            "0 given back, 0 left running, 0 verdicts not stored",
+            "100 lines in the database, 100 orders, 5050 cents; 0 pending",
+            "lost: 0",
+        ],
+    );
+    // The escalation, and nothing else.
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("keeps failing and is given up"), "{errors}");
+    leaves_no_key(&server);
+}
+
+#[test]
+fn fresh_and_left_behind_entries_come_through_one_claiming_subscription() {
+    let server = Server::start(Version::Redis8);
+    let output = claiming(&server);
+    told_in_this_order(&output, &["one claiming subscription reads both", "order"]);
+    assert!(!output.contains("refused"), "{output}");
+}
+
+#[test]
+fn where_claiming_is_refused_a_tail_and_a_reclaim_do_the_same() {
+    for (version, named) in [(Version::Redis70, "Redis 7.0"), (Version::Valkey, "Valkey")] {
+        let server = Server::start(version);
+        let output = claiming(&server);
+        told_in_this_order(
+            &output,
+            &[
+                &format!("claiming is refused: {named}"),
+                "needs Redis 8.4 or later",
+                "a tail and a reclaim subscription run instead",
+                "order",
+            ],
+        );
+    }
+}
+
+/// Runs the example and returns what it said, in which ten orders are handled, each once.
+#[track_caller]
+fn claiming(server: &Server) -> String {
+    let mut program = Program::start("claiming", server);
+    let status = program.ends_within(Duration::from_secs(90));
+    let (output, errors) = program.said();
+    assert!(status.success(), "{status}\n{output}\n{errors}");
+    assert_eq!(errors, "", "nothing is wrong, so nothing is said of it");
+    let mut handled: Vec<(u64, bool, u64, bool)> = output.lines().filter_map(order).collect();
+    handled.sort_unstable();
+    let expected = (1..=10).map(|id| match id {
+        1..=2 => (id, false, 3, true),
+        3..=5 => (id, false, 2, true),
+        _ => (id, true, 1, false),
+    });
+    assert_eq!(handled, expected.collect::<Vec<_>>(), "{output}");
+    let last = "5 fresh and 5 left behind were handled; 0 pending, 0 verdicts not stored";
+    assert_eq!(output.lines().last(), Some(last), "{output}");
+    leaves_no_key(server);
+    output
+}
+
+/// A line that tells of an order: its number, whether it is fresh, which delivery it is, and whether it
+/// was idle for a second before.
+fn order(line: &str) -> Option<(u64, bool, u64, bool)> {
+    let after = |word: &str| {
+        let (_, rest) = line.split_once(word)?;
+        rest.split_whitespace().next()
+    };
+    let idle: f64 = after("idle for ")?.parse().ok()?;
+    Some((
+        after("order ")?.parse().ok()?,
+        line.contains("fresh"),
+        after("delivery ")?.parse().ok()?,
+        idle >= 1.0,
+    ))
+}
+
+#[track_caller]
+fn told_in_this_order(output: &str, told: &[&str]) {
+    let mut rest = output;
+    for words in told {
+        let Some((_, after)) = rest.split_once(words) else {
+            panic!("`{words}` is missing, or comes too early:\n{output}");
+        };
+        rest = after;
+    }
+}
+
+#[track_caller]
+fn leaves_no_key(server: &Server) {
+    let keys = server.command(&["KEYS", "*"]);
+    assert!(
+        keys.as_array().is_empty(),
+        "the run left these keys behind: {keys:?}"
+    );
 }
 
 #[test]
