@@ -16,8 +16,6 @@ use crate::message::Publisher;
 use crate::observe::{Events, Status};
 use crate::topology::Topology;
 
-pub use control::ControlError;
-
 /// Starts trees.
 #[derive(Debug)]
 pub struct Supervisor;
@@ -55,11 +53,7 @@ impl Supervisor {
         topology: Topology,
         parent: Option<ActorCell>,
     ) -> Result<SupervisorHandle, StartError> {
-        let StartedTree {
-            tree,
-            publisher,
-            events,
-        } = assemble(&topology).await?;
+        let StartedTree { tree, events } = assemble(&topology).await?;
         let (ended, end) = watch::channel(None);
         let outline = Outline {
             tree: Arc::clone(&tree),
@@ -116,7 +110,6 @@ impl Supervisor {
                 actor,
                 supervisor,
                 tree,
-                publisher,
                 first_events,
                 end,
             }),
@@ -136,7 +129,6 @@ struct Held {
     actor: ActorRef<SupervisorMessage>,
     supervisor: ActorRef<SupervisorMessage>,
     tree: Arc<Tree>,
-    publisher: Publisher,
     first_events: Mutex<Option<Events>>,
     end: watch::Receiver<Option<Ended>>,
 }
@@ -188,7 +180,7 @@ impl SupervisorHandle {
 
     /// Adds entries to streams of the same server.
     pub fn publisher(&self) -> Publisher {
-        self.held.publisher.clone()
+        self.held.tree.publisher.clone()
     }
 
     /// What happens in the tree from now on. The first to ask hears what has happened since the start.

@@ -37,8 +37,8 @@ mod support;
 pub use fred;
 pub use ractor;
 
-pub use actors::{Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
-pub use handle::{ControlError, ShutdownError, Supervisor, SupervisorHandle};
+pub use actors::{ControlError, Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
+pub use handle::{ShutdownError, Supervisor, SupervisorHandle};
 pub use message::*;
 pub use observe::{
     Child, Event, Events, LastError, MissedEvents, Restarts, State, Status, SubscriptionStatus,

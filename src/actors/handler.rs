@@ -18,8 +18,8 @@ use crate::state::{StartAnswer, StartJob, Taken};
 use crate::topology::{Runner, Supply, Verdict, Worker};
 
 tokio::task_local! {
-    /// The tree whose handler this task runs, by its address.
-    static HANDLER_OF: usize;
+    /// The tree whose handler this task runs, by its address, and the number of the subscription.
+    static HANDLER_OF: (usize, usize);
 }
 
 fn address(tree: &Arc<Tree>) -> usize {
@@ -29,7 +29,14 @@ fn address(tree: &Arc<Tree>) -> usize {
 /// Whether this code is called by a handler of the tree.
 pub(crate) fn is_in_handler_of(tree: &Arc<Tree>) -> bool {
     HANDLER_OF
-        .try_with(|of| *of == address(tree))
+        .try_with(|(of, _)| *of == address(tree))
+        .unwrap_or(false)
+}
+
+/// Whether this code is called by a handler of the subscription.
+pub(crate) fn is_in_handler_of_subscription(tree: &Arc<Tree>, number: usize) -> bool {
+    HANDLER_OF
+        .try_with(|of| *of == (address(tree), number))
         .unwrap_or(false)
 }
 
@@ -143,9 +150,8 @@ impl HandlerState {
             return Ok(());
         };
         let began = Instant::now();
-        HANDLER_OF
-            .scope(address(&self.tree), runner.run(&mut share))
-            .await;
+        let of = (address(&self.tree), self.subscription.number);
+        HANDLER_OF.scope(of, runner.run(&mut share)).await;
         let started = share.started;
         self.subscription.lanes.measured(started, began.elapsed());
         Ok(())

@@ -37,7 +37,7 @@ pub(crate) struct Source {
     pub subscription: Arc<str>,
     pub mode: Mode,
     pub publisher: Publisher,
-    /// The subscription's place among those of its group in this process.
+    /// By what it goes among the subscriptions of its group in this process.
     pub index: usize,
     /// Told whenever one of its entries was lost to another consumer.
     pub lost: Notify,

@@ -1,87 +1,45 @@
 //! The root of a tree: owns what survives, starts the actors, starts them again, gives up on one that
 //! keeps failing, and ends the tree.
 
-use std::collections::{HashMap, VecDeque};
+mod budget;
+mod control;
+mod deadlines;
+mod end;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
-use serde::Serialize;
-use tokio::sync::watch;
-use tokio::time::timeout_at;
+use tokio::sync::{oneshot, watch};
 
-use super::delays::Delays;
-use super::drain::{Drain, DrainArguments, LAST_MOMENT, rest};
+use super::drain::{Drain, DrainArguments, Scope, rest};
 use super::handler::HandlerActor;
 use super::keep_alive;
 use super::reader::Reader;
 use super::settler::Settler;
 use super::sweeper::Sweeper;
 use super::tree::{SubscriptionState, Tree};
-use crate::message::{EntryId, StreamKey};
+use crate::message::EntryId;
 use crate::observe::{Child, Event};
 use crate::state::Reason;
 use crate::topology::{RestartPolicy, Verdict};
+
+use budget::Budget;
+pub use control::ControlError;
+pub(crate) use control::{Addition, Removal};
+use deadlines::Watched;
+pub(crate) use end::Ended;
+pub use end::{Failure, Remaining, ShutdownReport};
 
 /// Crashes in a row of one worker, each over an entry, before it is started again with delays and at the
 /// expense of its budget.
 const CRASHES_IN_A_ROW: u32 = 5;
 /// How long an actor that was told to end may take for it.
-const LAST_WORD: Duration = Duration::from_secs(1);
+pub(crate) const LAST_WORD: Duration = Duration::from_secs(1);
 /// What ractor says of an actor that was killed.
 const KILLED: &str = "killed";
-/// How often running handlers are looked at, at most and at least.
-const SHORTEST_TICK: Duration = Duration::from_millis(20);
-const LONGEST_TICK: Duration = Duration::from_millis(250);
-
-/// What is left of an entry when the tree has ended: it stays pending on the server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Remaining {
-    /// The stream's key.
-    pub stream: StreamKey,
-    /// The group's name.
-    pub group: Arc<str>,
-    /// The entry's id.
-    pub id: EntryId,
-}
-
-/// What a shutdown did.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct ShutdownReport {
-    /// Verdicts that were stored on the server meanwhile.
-    pub settled: u64,
-    /// Entries that were read and not started, and were given back for others to take at once.
-    pub given_back: u64,
-    /// Entries whose handler was still running at the deadline.
-    pub left_running: Vec<Remaining>,
-    /// Entries whose verdict could not be stored before the deadline.
-    pub unsettled: Vec<Remaining>,
-}
-
-/// Why a tree ended by itself: one of its actors kept failing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{child} failed more than {restarts} times within {within:?}, at last with: {error}")]
-#[non_exhaustive]
-pub struct Failure {
-    /// The actor.
-    pub child: Child,
-    /// How many restarts it had.
-    pub restarts: u32,
-    /// The window in which they were counted.
-    pub within: Duration,
-    /// Its last failure.
-    pub error: String,
-}
-
-/// How a tree ended.
-#[derive(Debug, Clone)]
-pub(crate) struct Ended {
-    pub report: ShutdownReport,
-    pub failure: Option<Failure>,
-}
 
 /// What the supervisor actor is told. Opaque: [`SupervisorHandle`](crate::SupervisorHandle) has the
 /// methods.
@@ -97,6 +55,12 @@ pub(crate) enum Message {
     Shutdown,
     /// The drain is over; all the rest should be by this time.
     Drained(ShutdownReport, Instant),
+    /// Take a subscription in.
+    Add(Box<Addition>),
+    /// Take a subscription out.
+    Remove(Removal),
+    /// The subscription of this number has stopped, and can be taken out.
+    Stopped(usize, ShutdownReport),
     /// Time to start this child again.
     Restart(Key),
     /// Time to look after running handlers.
@@ -105,7 +69,7 @@ pub(crate) enum Message {
     Ended(Option<Failure>),
 }
 
-/// One of the supervisor's children, by its place in the tree.
+/// One of the supervisor's children, by the number of the part of the tree that it works for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
     Reader(usize),
@@ -113,7 +77,10 @@ pub(crate) enum Key {
     Settler(usize),
     Sweeper(usize),
     KeepAlive,
+    /// Stops the tree.
     Drain,
+    /// Stops a subscription that is taken out.
+    Removal(usize),
 }
 
 pub(crate) struct SupervisorActor;
@@ -133,14 +100,10 @@ pub(crate) struct SupervisorState {
     watched: HashMap<Key, Watched>,
     /// Handlers that were given up on, with the entries they hang over.
     hung: HashMap<ActorId, (Arc<SubscriptionState>, EntryId)>,
+    /// Who waits for a subscription to be taken out.
+    removals: HashMap<usize, oneshot::Sender<Result<ShutdownReport, ControlError>>>,
     draining: bool,
     failure: Option<Failure>,
-}
-
-struct Watched {
-    run: u64,
-    since: Instant,
-    killed: bool,
 }
 
 impl Actor for SupervisorActor {
@@ -161,21 +124,19 @@ impl Actor for SupervisorActor {
             budgets: HashMap::new(),
             watched: HashMap::new(),
             hung: HashMap::new(),
+            removals: HashMap::new(),
             draining: false,
             failure: None,
         };
         state.spawn(&myself, Key::KeepAlive).await?;
-        for (at, _) in tree.groups.iter().enumerate() {
-            state.spawn(&myself, Key::Settler(at)).await?;
+        for group in tree.groups() {
+            state.spawn(&myself, Key::Settler(group.number)).await?;
         }
-        for (at, _) in tree.delay_sets.iter().enumerate() {
-            state.spawn(&myself, Key::Sweeper(at)).await?;
+        for delay_set in tree.delay_sets() {
+            state.spawn(&myself, Key::Sweeper(delay_set.number)).await?;
         }
-        for (at, subscription) in tree.subscriptions.iter().enumerate() {
-            for worker in 0..subscription.lanes.workers() {
-                state.spawn(&myself, Key::Handler(at, worker)).await?;
-            }
-            state.spawn(&myself, Key::Reader(at)).await?;
+        for subscription in tree.subscriptions() {
+            state.spawn_all_of(&myself, &subscription).await?;
         }
         myself.send_after(state.tick(), || SupervisorMessage(Message::Tick));
         Ok(state)
@@ -196,6 +157,9 @@ impl Actor for SupervisorActor {
                 state.look_after_handlers(&myself).await;
                 myself.send_after(state.tick(), || SupervisorMessage(Message::Tick));
             }
+            Message::Add(addition) => state.add(&myself, *addition).await,
+            Message::Remove(removal) => state.remove(&myself, removal).await,
+            Message::Stopped(number, report) => state.take_out(number, report),
             Message::Drained(report, deadline) => {
                 state.end(report, deadline).await;
                 if let Some(failure) = state.failure.take() {
@@ -231,6 +195,19 @@ impl Actor for SupervisorActor {
 }
 
 impl SupervisorState {
+    /// Starts the handlers and the reader of a subscription.
+    async fn spawn_all_of(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        subscription: &SubscriptionState,
+    ) -> Result<(), ActorProcessingErr> {
+        let number = subscription.number;
+        for worker in 0..subscription.lanes.workers() {
+            self.spawn(myself, Key::Handler(number, worker)).await?;
+        }
+        self.spawn(myself, Key::Reader(number)).await
+    }
+
     async fn spawn(
         &mut self,
         myself: &ActorRef<SupervisorMessage>,
@@ -238,57 +215,47 @@ impl SupervisorState {
     ) -> Result<(), ActorProcessingErr> {
         let tree = Arc::clone(&self.tree);
         let here = myself.get_cell();
-        let subscription = |at: usize| {
-            tree.subscriptions
-                .get(at)
-                .cloned()
-                .ok_or("no such subscription")
-        };
+        let subscription = |number| tree.subscription(number).ok_or("no such subscription");
         let cell = match key {
-            Key::Reader(at) => {
-                let arguments = (Arc::clone(&tree), subscription(at)?);
+            Key::Reader(number) => {
+                let arguments = (Arc::clone(&tree), subscription(number)?);
                 Reader::spawn_linked(None, Reader, arguments, here)
                     .await?
                     .0
                     .get_cell()
             }
-            Key::Handler(at, worker) => {
-                let arguments = (Arc::clone(&tree), subscription(at)?, worker);
+            Key::Handler(number, worker) => {
+                let arguments = (Arc::clone(&tree), subscription(number)?, worker);
                 HandlerActor::spawn_linked(None, HandlerActor, arguments, here)
                     .await?
                     .0
                     .get_cell()
             }
-            Key::Settler(at) => {
-                let group = tree.groups.get(at).cloned().ok_or("no such group")?;
+            Key::Settler(number) => {
+                let group = tree.group(number).ok_or("no such group")?;
                 Settler::spawn_linked(None, Settler, (tree, group), here)
                     .await?
                     .0
                     .get_cell()
             }
-            Key::Sweeper(at) => {
-                let delay_set = tree
-                    .delay_sets
-                    .get(at)
-                    .cloned()
-                    .ok_or("no such delay set")?;
+            Key::Sweeper(number) => {
+                let delay_set = tree.delay_set(number).ok_or("no such delay set")?;
                 Sweeper::spawn_linked(None, Sweeper, (tree, delay_set), here)
                     .await?
                     .0
                     .get_cell()
             }
             Key::KeepAlive => keep_alive::spawn(tree, here).await?.get_cell(),
-            Key::Drain => {
-                let reader = |(key, cell): (&Key, &ActorCell)| match key {
-                    Key::Reader(at) => {
-                        Some((tree.subscriptions.get(*at)?.name().clone(), cell.clone()))
-                    }
-                    _ => None,
+            Key::Drain | Key::Removal(_) => {
+                let scope = match key {
+                    Key::Removal(number) => Scope::Subscription(subscription(number)?),
+                    _ => Scope::Tree,
                 };
-                let readers = self.cells.iter().filter_map(reader).collect();
+                let actors = self.cells.iter();
                 let arguments = DrainArguments {
-                    tree,
-                    readers,
+                    tree: Arc::clone(&tree),
+                    scope,
+                    actors: actors.map(|(key, cell)| (*key, cell.clone())).collect(),
                     supervisor: myself.clone(),
                 };
                 Drain::spawn_linked(None, Drain, arguments, here)
@@ -305,14 +272,14 @@ impl SupervisorState {
     fn child(&self, key: Key) -> Child {
         let tree = &self.tree;
         let named = match key {
-            Key::Reader(at) => tree.subscriptions.get(at).map(|it| it.reader()),
-            Key::Handler(at, worker) => tree.subscriptions.get(at).map(|it| it.handler(worker)),
-            Key::Settler(at) => tree.groups.get(at).map(|group| group.settler()),
-            Key::Sweeper(at) => tree.delay_sets.get(at).map(|it| Child::Sweeper {
+            Key::Reader(number) => tree.subscription(number).map(|it| it.reader()),
+            Key::Handler(number, worker) => tree.subscription(number).map(|it| it.handler(worker)),
+            Key::Settler(number) => tree.group(number).map(|group| group.settler()),
+            Key::Sweeper(number) => tree.delay_set(number).map(|it| Child::Sweeper {
                 set: it.set.clone(),
             }),
             Key::KeepAlive => Some(Child::KeepAlive),
-            Key::Drain => None,
+            Key::Drain | Key::Removal(_) => None,
         };
         named.unwrap_or(Child::Drain)
     }
@@ -341,8 +308,8 @@ impl SupervisorState {
         if watched.is_some_and(|it| it.killed) && error == KILLED {
             error = "its handler ran past its deadline and was ended".to_owned();
         }
-        if let Key::Reader(at) | Key::Handler(at, _) = key
-            && let Some(subscription) = self.tree.subscriptions.get(at)
+        if let Key::Reader(number) | Key::Handler(number, _) = key
+            && let Some(subscription) = self.tree.subscription(number)
         {
             subscription.condition.note(&error);
         }
@@ -351,11 +318,15 @@ impl SupervisorState {
             error: error.clone(),
         });
         match key {
-            Key::Reader(at) => {
-                self.cut_reader_off(at);
+            Key::Reader(number) => {
+                self.cut_reader_off(number);
                 self.start_again(myself, key, error).await;
             }
-            Key::Handler(at, worker) => self.handler_died(myself, at, worker, error).await,
+            Key::Handler(number, worker) => {
+                self.handler_died(myself, number, worker, error).await;
+            }
+            // What it was to stop starts nothing any more; what it has not seen to stays pending.
+            Key::Removal(number) => self.take_out(number, ShutdownReport::default()),
             Key::Drain => {
                 // There is no one left to do it in order.
                 self.failure.get_or_insert(Failure {
@@ -373,8 +344,8 @@ impl SupervisorState {
     }
 
     /// Closes a dead reader's connection, here and on the server, so that no reply goes to it.
-    fn cut_reader_off(&self, at: usize) {
-        let Some(subscription) = self.tree.subscriptions.get(at) else {
+    fn cut_reader_off(&self, number: usize) {
+        let Some(subscription) = self.tree.subscription(number) else {
             return;
         };
         let connection = subscription
@@ -392,14 +363,14 @@ impl SupervisorState {
     async fn handler_died(
         &mut self,
         myself: &ActorRef<SupervisorMessage>,
-        at: usize,
+        number: usize,
         worker: usize,
         error: String,
     ) {
-        let Some(subscription) = self.tree.subscriptions.get(at).cloned() else {
+        let Some(subscription) = self.tree.subscription(number) else {
             return;
         };
-        let key = Key::Handler(at, worker);
+        let key = Key::Handler(number, worker);
         // From here on nothing of the dead worker counts.
         subscription.lanes.enter(worker);
         let over_an_entry = subscription.lanes.cut_off(worker, |received| {
@@ -434,18 +405,19 @@ impl SupervisorState {
 
     async fn restart(&mut self, myself: &ActorRef<SupervisorMessage>, key: Key) {
         let ended = self.tree.order.borrow().stop;
-        let failed = match key {
-            Key::Reader(at) | Key::Handler(at, _) => self
-                .tree
-                .subscriptions
-                .get(at)
-                .is_none_or(|it| it.is_over()),
+        let needless = match key {
+            Key::Reader(number) | Key::Handler(number, _) => {
+                let subscription = self.tree.subscription(number);
+                subscription.is_none_or(|it| it.is_over())
+            }
+            Key::Settler(number) => self.tree.group(number).is_none(),
+            Key::Sweeper(number) => self.tree.delay_set(number).is_none(),
             _ => false,
         };
         // A tree that drains needs its settlers, its keep-alive and its sweepers to the end; a new
         // reader or handler would have nothing to do.
-        let needless = self.draining && matches!(key, Key::Reader(_) | Key::Handler(..));
-        if ended || failed || needless || self.cells.contains_key(&key) {
+        let too_late = self.draining && matches!(key, Key::Reader(_) | Key::Handler(..));
+        if ended || needless || too_late || self.cells.contains_key(&key) {
             return;
         }
         match self.spawn(myself, key).await {
@@ -494,15 +466,11 @@ impl SupervisorState {
     /// Stops the subscriptions that depend on a child, and leaves all others alone.
     fn fail_subscriptions_of(&self, key: Key) {
         let subscriptions: Vec<Arc<SubscriptionState>> = match key {
-            Key::Reader(at) | Key::Handler(at, _) => self
-                .tree
-                .subscriptions
-                .get(at)
-                .cloned()
-                .into_iter()
-                .collect(),
-            Key::Settler(at) => {
-                let group = self.tree.groups.get(at);
+            Key::Reader(number) | Key::Handler(number, _) => {
+                self.tree.subscription(number).into_iter().collect()
+            }
+            Key::Settler(number) => {
+                let group = self.tree.group(number);
                 group.map(|it| it.give_up()).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -510,215 +478,11 @@ impl SupervisorState {
         for subscription in subscriptions {
             subscription.hold(Reason::Failed);
             subscription.group.queue.cancel_starts();
-            let place = |it: &Arc<SubscriptionState>| Arc::ptr_eq(it, &subscription);
-            let at = self.tree.subscriptions.iter().position(place);
-            let reader = at.and_then(|at| self.cells.get(&Key::Reader(at)).cloned());
+            let reader = self.cells.get(&Key::Reader(subscription.number)).cloned();
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
                 rest(&tree, &subscription, reader, &AtomicU64::new(0)).await;
             });
         }
-    }
-
-    // ---- handlers past their deadline -------------------------------------------------------------------
-
-    fn tick(&self) -> Duration {
-        let shortest = self
-            .tree
-            .subscriptions
-            .iter()
-            .map(|it| it.plan.settings.handler_timeout)
-            .min();
-        (shortest.unwrap_or(LONGEST_TICK) / 4).clamp(SHORTEST_TICK, LONGEST_TICK)
-    }
-
-    async fn look_after_handlers(&mut self, myself: &ActorRef<SupervisorMessage>) {
-        let tree = Arc::clone(&self.tree);
-        let now = Instant::now();
-        for (at, subscription) in tree.subscriptions.iter().enumerate() {
-            let deadline = subscription.plan.settings.handler_timeout;
-            for worker in 0..subscription.lanes.workers() {
-                let key = Key::Handler(at, worker);
-                let Some(running) = subscription.lanes.running(worker) else {
-                    self.watched.remove(&key);
-                    continue;
-                };
-                let watched = self.watched.entry(key).or_insert(Watched {
-                    run: running.run,
-                    since: now,
-                    killed: false,
-                });
-                if watched.run != running.run {
-                    *watched = Watched {
-                        run: running.run,
-                        since: now,
-                        killed: false,
-                    };
-                    continue;
-                }
-                let late = now.saturating_duration_since(watched.since);
-                if !late.is_zero() {
-                    subscription.lanes.share_out(worker);
-                }
-                if late < deadline {
-                    continue;
-                }
-                if !watched.killed {
-                    watched.killed = true;
-                    if let Some(cell) = self.cells.get(&key) {
-                        cell.kill();
-                    }
-                } else if late >= deadline + LAST_WORD {
-                    self.abandon(myself, subscription, key, worker).await;
-                }
-            }
-        }
-    }
-
-    /// A killed handler still runs: it is in a call that cannot be interrupted. Its worker is replaced,
-    /// and the entry is left to whoever takes it over.
-    async fn abandon(
-        &mut self,
-        myself: &ActorRef<SupervisorMessage>,
-        subscription: &Arc<SubscriptionState>,
-        key: Key,
-        worker: usize,
-    ) {
-        self.watched.remove(&key);
-        subscription.lanes.enter(worker);
-        let mut abandoned = None;
-        subscription.lanes.cut_off(worker, |received| {
-            subscription.group.in_flight.abandon(received.id());
-            abandoned = Some(received.id());
-        });
-        let Some(id) = abandoned else { return };
-        let name = subscription.name().clone();
-        self.tree.announcer.announce(Event::Abandoned {
-            subscription: name,
-            id,
-        });
-        if let Some(cell) = self.cells.remove(&key) {
-            self.children.remove(&cell.get_id());
-            self.hung
-                .insert(cell.get_id(), (Arc::clone(subscription), id));
-        }
-        self.restart(myself, key).await;
-        subscription.lanes.hand_on();
-    }
-
-    // ---- the end ----------------------------------------------------------------------------------------
-
-    async fn drain(&mut self, myself: &ActorRef<SupervisorMessage>) {
-        if std::mem::replace(&mut self.draining, true) {
-            return;
-        }
-        if let Err(error) = self.spawn(myself, Key::Drain).await {
-            tracing::error!(target: "streamvisor", %error, "the tree cannot be drained and ends as it is");
-            let _ = myself.cast(SupervisorMessage(Message::Drained(
-                ShutdownReport::default(),
-                Instant::now() + LAST_WORD,
-            )));
-        }
-    }
-
-    /// Everybody has been told to end: waits for it, a moment, and closes the connections last.
-    async fn end(&mut self, report: ShutdownReport, deadline: Instant) {
-        let deadline = deadline.max(Instant::now() + LAST_MOMENT);
-        self.tree.order.send_modify(|order| {
-            order.stop_reading = true;
-            order.stop = true;
-        });
-        let cells: Vec<ActorCell> = self.cells.drain().map(|(_, cell)| cell).collect();
-        let within = deadline.saturating_duration_since(Instant::now());
-        let ended = cells.iter().map(|cell| async move {
-            if cell.wait(Some(within.min(LAST_WORD))).await.is_err() {
-                cell.kill();
-            }
-        });
-        futures_util::future::join_all(ended).await;
-        let deadline = deadline.max(Instant::now() + LAST_MOMENT);
-        let closed = self.tree.close_connections();
-        if timeout_at(deadline.into(), closed).await.is_err() {
-            self.tree.abort_connections();
-        }
-        let (settled, given_back) = (report.settled, report.given_back);
-        self.tree.announcer.announce(Event::Drained {
-            settled,
-            given_back,
-        });
-        self.ended.send_replace(Some(Ended {
-            report,
-            failure: self.failure.clone(),
-        }));
-    }
-}
-
-/// How often one child was started again of late.
-struct Budget {
-    max_restarts: u32,
-    within: Duration,
-    spent: VecDeque<Instant>,
-    delays: Delays,
-}
-
-impl Budget {
-    fn new(policy: &RestartPolicy) -> Self {
-        Budget {
-            max_restarts: policy.max_restarts,
-            within: policy.within,
-            spent: VecDeque::new(),
-            delays: Delays::new(policy.first_delay, policy.max_delay),
-        }
-    }
-
-    /// How long to wait before the next restart; `None` when there were too many.
-    fn spend(&mut self, now: Instant) -> Option<Duration> {
-        while self
-            .spent
-            .front()
-            .is_some_and(|at| now.saturating_duration_since(*at) >= self.within)
-        {
-            self.spent.pop_front();
-        }
-        if self.spent.is_empty() {
-            self.delays.reset();
-        }
-        self.spent.push_back(now);
-        match self.spent.len() {
-            spent if spent > self.max_restarts as usize => None,
-            1 => Some(Duration::ZERO),
-            _ => Some(self.delays.next()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_restart_is_immediate_the_next_wait_and_one_too_many_is_refused() {
-        let mut budget = Budget::new(&RestartPolicy::default().max_restarts(3));
-        let start = Instant::now();
-        assert_eq!(budget.spend(start), Some(Duration::ZERO));
-        let second = budget.spend(start).unwrap();
-        assert!(second > Duration::ZERO);
-        assert!(budget.spend(start).unwrap() > second / 2);
-        assert_eq!(budget.spend(start), None);
-    }
-
-    #[test]
-    fn restarts_outside_the_window_are_forgotten() {
-        let policy = RestartPolicy::default()
-            .max_restarts(1)
-            .within(Duration::from_secs(10));
-        let mut budget = Budget::new(&policy);
-        let start = Instant::now();
-        assert_eq!(budget.spend(start), Some(Duration::ZERO));
-        assert_eq!(
-            budget.spend(start + Duration::from_secs(10)),
-            Some(Duration::ZERO)
-        );
-        assert_eq!(budget.spend(start + Duration::from_secs(11)), None);
     }
 }
