@@ -17,8 +17,6 @@ use crate::message::Publisher;
 use crate::observe::{Events, Status};
 use crate::topology::Topology;
 
-pub use control::ControlError;
-
 /// Starts trees.
 #[derive(Debug)]
 pub struct Supervisor;
@@ -56,11 +54,7 @@ impl Supervisor {
         topology: Topology,
         parent: Option<ActorCell>,
     ) -> Result<SupervisorHandle, StartError> {
-        let StartedTree {
-            tree,
-            publisher,
-            events,
-        } = assemble(&topology).await?;
+        let StartedTree { tree, events } = assemble(&topology).await?;
         let (ended, end) = watch::channel(None);
         let outline = Outline {
             tree: Arc::clone(&tree),
@@ -118,7 +112,6 @@ impl Supervisor {
                 actor,
                 supervisor,
                 tree,
-                publisher,
                 first_events,
                 end,
             }),
@@ -138,7 +131,6 @@ struct Held {
     actor: ActorRef<SupervisorMessage>,
     supervisor: ActorRef<SupervisorMessage>,
     tree: Arc<Tree>,
-    publisher: Publisher,
     first_events: Mutex<Option<Events>>,
     end: watch::Receiver<Option<Ended>>,
 }
@@ -190,7 +182,7 @@ impl SupervisorHandle {
 
     /// Adds entries to streams of the same server.
     pub fn publisher(&self) -> Publisher {
-        self.held.publisher.clone()
+        self.held.tree.publisher.clone()
     }
 
     /// What happens in the tree from now on, to be waited for, as a stream, or sent to an actor. The first to ask hears what has happened since the start.
@@ -212,13 +204,14 @@ impl SupervisorHandle {
     /// [`HandlersError`] when there is no such subscription, when its entries are not handled by actors that
     /// are spawned here, or when those take other messages.
     pub fn handlers<M: ractor::Message>(&self, name: &str) -> Result<HandlerRef<M>, HandlersError> {
-        let subscriptions = &self.held.tree.subscriptions;
-        let found = subscriptions.iter().find(|it| **it.name() == *name);
-        match found {
-            Some(subscription) => HandlerRef::new(Arc::clone(subscription)),
+        match self.held.tree.named(name) {
+            Some(subscription) => HandlerRef::new(subscription),
             None => Err(HandlersError::NoSuchSubscription {
                 name: name.to_owned(),
-                known: subscriptions.iter().map(|it| it.name().clone()).collect(),
+                known: {
+                    let known = self.held.tree.subscriptions();
+                    known.iter().map(|it| it.name().clone()).collect()
+                },
             }),
         }
     }

@@ -38,8 +38,8 @@ mod support;
 pub use fred;
 pub use ractor;
 
-pub use actors::{Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
-pub use handle::{ControlError, ShutdownError, Supervisor, SupervisorHandle};
+pub use actors::{ControlError, Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
+pub use handle::{ShutdownError, Supervisor, SupervisorHandle};
 pub use handler_ref::{CallError, HandlerRef, HandlersError, SendError, Undelivered};
 pub use message::*;
 pub use observe::{

@@ -2,14 +2,19 @@
 
 mod support;
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use streamvisor::fail_point::{Fail, arm};
 use streamvisor::prelude::*;
-use streamvisor::{ControlError, EntryId, State, SubscriptionStatus};
+use streamvisor::ractor::{Actor, ActorProcessingErr, ActorRef};
+use streamvisor::{
+    ControlError, EntryId, InvalidTopology, ShutdownReport, StartError, State, SubscriptionStatus,
+};
 use support::record::{GROUP, Gate, Heard, Recorder, SOON, fill, ms, stream_of, topology};
 use support::*;
+use tokio::sync::OnceCell;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -68,6 +73,30 @@ impl Beside {
             self.recorder.reaches(handled + 20).await;
         }
     }
+}
+
+fn consumers(server: &Server, stream: &str) -> usize {
+    let reply = server.command(&["XINFO", "CONSUMERS", stream, GROUP]);
+    reply.as_array().len()
+}
+
+async fn names(supervisor: &SupervisorHandle) -> Vec<String> {
+    let all = supervisor.status().await.subscriptions.into_iter();
+    all.map(|it| it.name.to_string()).collect()
+}
+
+fn alive_tasks() -> usize {
+    tokio::runtime::Handle::current()
+        .metrics()
+        .num_alive_tasks()
+}
+
+/// The number that the server gave to the connection of this subscription's reader.
+fn connection_of(server: &Server, name: &str) -> Option<String> {
+    let all = server.client_list().into_iter();
+    let mut its = all.filter(|line| line.contains(&format!("-reader-{name} ")));
+    let id = its.next()?.split_whitespace().next()?.to_owned();
+    Some(id)
 }
 
 fn distinct_and_all(recorder: &Recorder) -> (usize, usize) {
@@ -383,23 +412,33 @@ async fn ten_thousand_pauses_and_resumes_under_load_lose_nothing_and_repeat_noth
         let supervisor = start(&server, subscriptions).await;
         let rests = arm("reader.rests", &stream, Fail::Panic, 0..=0);
         let taken_up = arm("reader.given_back_taken", &stream, Fail::Panic, 0..=0);
-        let mut random = StdRng::seed_from_u64(7);
+        let askers = (0..4).map(|seed| {
+            let (supervisor, name) = (supervisor.clone(), stream.clone());
+            tokio::spawn(async move {
+                let mut random = StdRng::seed_from_u64(seed);
+                for _ in 0..TURNS / 4 {
+                    match random.gen_bool(0.5) {
+                        true => supervisor.pause(&name).await.unwrap(),
+                        false => supervisor.resume(&name).await.unwrap(),
+                    }
+                    match random.gen_range(0..3) {
+                        0 => {}
+                        1 => tokio::task::yield_now().await,
+                        // As long as the server takes to answer.
+                        _ => drop(supervisor.status().await),
+                    }
+                }
+            })
+        });
+        let askers: Vec<_> = askers.collect();
         let mut added = 0;
-        for turn in 0..TURNS {
-            if turn % 10 == 0 {
-                fill(&server, &stream, 20);
-                added += 20;
-            }
-            match random.gen_bool(0.5) {
-                true => supervisor.pause(&stream).await.unwrap(),
-                false => supervisor.resume(&stream).await.unwrap(),
-            }
-            match random.gen_range(0..3) {
-                0 => {}
-                1 => tokio::task::yield_now().await,
-                // As long as the server takes to answer.
-                _ => drop(supervisor.status().await),
-            }
+        while !askers.iter().all(|it| it.is_finished()) {
+            fill(&server, &stream, 20);
+            added += 20;
+            tokio::task::yield_now().await;
+        }
+        for asker in askers {
+            asker.await.unwrap();
         }
         supervisor.resume(&stream).await.unwrap();
         recorder.reaches(added).await;
@@ -423,11 +462,11 @@ async fn ten_thousand_pauses_and_resumes_under_load_lose_nothing_and_repeat_noth
 async fn another_bound_on_what_is_in_hand_holds_from_the_next_read_on() {
     let server = Server::start(Server::default_version());
     let stream = stream_of(&server, "bound");
-    let permits = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let permits = Arc::new(tokio::sync::Semaphore::new(0));
     let recorder = Recorder::running({
-        let permits = std::sync::Arc::clone(&permits);
+        let permits = Arc::clone(&permits);
         move |_| {
-            let permits = std::sync::Arc::clone(&permits);
+            let permits = Arc::clone(&permits);
             async move {
                 permits.acquire().await?.forget();
                 Ok(Outcome::Ack)
@@ -470,4 +509,609 @@ async fn another_bound_on_what_is_in_hand_holds_from_the_next_read_on() {
     recorder.reaches(200).await;
     in_hand(&server, &stream, 0).await;
     supervisor.shutdown().await.unwrap();
+}
+
+// ---- removing -----------------------------------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_removed_ends_in_order_and_the_name_can_be_had_again() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "removed");
+    let gate = Gate::closed();
+    let recorder = Recorder::running({
+        let gate = gate.clone();
+        move |call| {
+            let gate = gate.clone();
+            async move {
+                if call.text() == "0" {
+                    return Ok(Outcome::RetryAfter(HOUR));
+                }
+                gate.passed().await;
+                Ok(Outcome::Ack)
+            }
+        }
+    });
+    let (beside, other) = Beside::new(&server);
+    let neighbour = Recorder::acking();
+    let draft = || Subscription::tail(&*stream).named("it").workers(2);
+    // In the same group, and never in need of anything.
+    let reclaim = Subscription::reclaim(&*stream, 24 * 365 * HOUR).block(ms(50));
+    let supervisor = start(
+        &server,
+        vec![neighbour.on(reclaim), recorder.on(draft()), other],
+    )
+    .await;
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 30);
+    recorder.reaches(3).await;
+    in_hand(&server, &stream, 30).await;
+    // One is parked, two run, 27 wait.
+    let removing = tokio::spawn({
+        let supervisor = supervisor.clone();
+        async move { supervisor.remove("it").await }
+    });
+    // The neighbour takes at once what is given back, and the retry is what is read next.
+    neighbour.reaches(27).await;
+    in_hand(&server, &stream, 2).await;
+    assert_eq!(status_of(&supervisor, "it").await.state, State::Draining);
+    assert_eq!(
+        supervisor.remove("it").await,
+        Err(ControlError::BeingRemoved { name: "it".into() })
+    );
+    beside.rounds(&server).await;
+    assert!(!removing.is_finished());
+    gate.open();
+    let report = removing.await.unwrap().unwrap();
+    assert_eq!((report.settled, report.given_back), (3, 27));
+    assert!(report.left_running.is_empty() && report.unsettled.is_empty());
+    assert_eq!(recorder.stopped().len(), 2, "each worker said goodbye");
+    assert_eq!(consumers(&server, &stream), 1, "the neighbour's");
+    assert_eq!(server.xlen(&stream), 31, "the parked one is a retry");
+    assert_eq!(connection_of(&server, "it"), None);
+    assert_eq!(names(&supervisor).await.len(), 2);
+    assert!(matches!(
+        supervisor.pause("it").await,
+        Err(ControlError::NoSuchSubscription { .. })
+    ));
+
+    let again = Recorder::acking();
+    supervisor.add(again.on(draft())).await.unwrap();
+    again.reaches(1).await;
+    assert_eq!(
+        (again.calls()[0].text(), again.calls()[0].attempt),
+        ("0", 2)
+    );
+    in_hand(&server, &stream, 0).await;
+    beside.rounds(&server).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!(recorder.count(), 3);
+    heard.assert_nobody_crashed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_outlasts_a_removal_is_left_behind_and_its_entry_stays_pending() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "outlasts");
+    let (gate, thread) = (Gate::closed(), Arc::new(std::sync::Barrier::new(2)));
+    let recorder = Recorder::running({
+        let (gate, thread) = (gate.clone(), Arc::clone(&thread));
+        move |call| {
+            let (gate, thread) = (gate.clone(), Arc::clone(&thread));
+            async move {
+                match call.text() {
+                    // In a call that can be ended, and in one that cannot.
+                    "0" => gate.passed().await,
+                    _ => {
+                        tokio::task::block_in_place(|| thread.wait());
+                    }
+                }
+                Ok(Outcome::Ack)
+            }
+        }
+    });
+    let (beside, other) = Beside::new(&server);
+    let neighbour = Recorder::acking();
+    let tail = Subscription::tail(&*stream).named("it").workers(2);
+    let topology = topology(&server.url())
+        .shutdown_timeout(ms(300))
+        .subscribe(recorder.on(tail))
+        // In the same group, so that verdicts could be stored after the removal.
+        .subscribe(neighbour.on(Subscription::reclaim(&*stream, HOUR)))
+        .subscribe(other);
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    let ids = fill(&server, &stream, 2);
+    recorder.reaches(2).await;
+    let report = supervisor.remove("it").await.unwrap();
+    let mut left: Vec<_> = report.left_running.iter().map(|it| it.id).collect();
+    left.sort_unstable();
+    let ids: Vec<EntryId> = ids.iter().map(|id| id.parse().unwrap()).collect();
+    assert_eq!(left, ids);
+    assert_eq!(names(&supervisor).await.len(), 2);
+    beside.rounds(&server).await;
+    // The verdict of the one that returns at last is nobody's.
+    gate.open();
+    tokio::task::block_in_place(|| thread.wait());
+    eventually(SOON, "both have ended", || recorder.running_now() == 0).await;
+    beside.rounds(&server).await;
+    in_hand(&server, &stream, 2).await;
+    supervisor.shutdown().await.unwrap();
+}
+
+/// B116: a child that was stopped took its parent along.
+#[tokio::test(flavor = "multi_thread")]
+async fn b116_of_five_one_is_removed_one_paused_one_fails_and_the_rest_are_untouched() {
+    let server = Server::start(Server::default_version());
+    let all = ["removed", "paused", "fails", "one", "other"];
+    let of = |name: &str| {
+        let recorder = Recorder::acking();
+        (stream_of(&server, name), recorder)
+    };
+    let parts: Vec<(String, Recorder)> = all.into_iter().map(of).collect();
+    let subscription = |at: usize| {
+        let (stream, recorder) = &parts[at];
+        let name = format!("{}-{stream}", all[at]);
+        recorder.on(Subscription::tail(&**stream).named(name))
+    };
+    let name = |at: usize| format!("{}-{}", all[at], parts[at].0);
+    let policy = RestartPolicy::default().max_restarts(1).isolate();
+    let topology = topology(&server.url()).restart(policy);
+    let topology = (0..5).map(subscription).fold(topology, Topology::subscribe);
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    let heard = Heard::of(&supervisor);
+    let handled = async |at: usize, more: usize| {
+        let (stream, recorder) = &parts[at];
+        let so_far = recorder.count();
+        fill(&server, stream, more);
+        recorder.reaches(so_far + more).await;
+    };
+    for at in 0..5 {
+        handled(at, 10).await;
+    }
+    let connections: Vec<_> = (3..5).map(|at| connection_of(&server, &name(at))).collect();
+    assert!(connections.iter().all(Option::is_some));
+
+    let failing = arm("reader.before_read", &name(2), Fail::Panic, 1..=u64::MAX);
+    fill(&server, &parts[2].0, 1);
+    let (gone, paused) = (name(0), name(1));
+    let (removed, pausing) = tokio::join!(supervisor.remove(&gone), supervisor.pause(&paused));
+    removed.unwrap();
+    pausing.unwrap();
+    heard
+        .wait("the third is given up", |event| {
+            matches!(event, Event::Escalated { .. }).then_some(())
+        })
+        .await;
+    for at in 3..5 {
+        handled(at, 100).await;
+        let status = status_of(&supervisor, &name(at)).await;
+        assert_eq!((status.state, status.restarts), (State::Running, 0));
+    }
+    let after: Vec<_> = (3..5).map(|at| connection_of(&server, &name(at))).collect();
+    assert_eq!(after, connections, "their readers are the same");
+    assert_eq!(names(&supervisor).await.len(), 4);
+    assert_eq!(status_of(&supervisor, &name(1)).await.state, State::Paused);
+    assert_eq!(status_of(&supervisor, &name(2)).await.state, State::Failed);
+
+    // All of them can be had again.
+    for answer in [
+        supervisor.pause(&name(2)).await,
+        supervisor.resume(&name(2)).await,
+        supervisor.set_max_in_flight(&name(2), 1).await,
+    ] {
+        assert!(matches!(answer, Err(ControlError::Failed { .. })));
+    }
+    drop(failing);
+    supervisor.resume(&name(1)).await.unwrap();
+    supervisor.remove(&name(2)).await.unwrap();
+    supervisor.add(subscription(2)).await.unwrap();
+    supervisor.add(subscription(0)).await.unwrap();
+    for (at, (stream, _)) in parts.iter().enumerate() {
+        handled(at, 10).await;
+        in_hand(&server, stream, 0).await;
+    }
+    let status = status_of(&supervisor, &name(2)).await;
+    assert_eq!((status.state, status.restarts), (State::Running, 0));
+    supervisor.shutdown().await.unwrap();
+}
+
+/// B120: a request that was meant for a dead actor reached its successor, or nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn b120_a_request_in_the_moment_of_a_crash_holds_over_500_rounds() {
+    const ROUNDS: usize = 500;
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b120");
+    let recorder = Recorder::acking();
+    let it = || {
+        let tail = Subscription::tail(&*stream).named(&*stream);
+        recorder.on(tail.workers(2).keep_alive(ms(100)))
+    };
+    // Takes up what a consumer that was removed while its reader was dead has left.
+    let reclaim = Subscription::reclaim(&*stream, ms(500)).block(ms(20));
+    let (beside, other) = Beside::new(&server);
+    let policy = RestartPolicy::default().max_restarts(u32::MAX);
+    let topology = topology(&server.url())
+        .restart(policy.backoff(ms(1), ms(1)))
+        .subscribe(it())
+        .subscribe(recorder.on(reclaim))
+        .subscribe(other);
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    let mut random = StdRng::seed_from_u64(120);
+    let (mut added, mut crashes, mut pauses, mut removals) = (0, 0, 0, 0);
+    for round in 0..ROUNDS {
+        let point = match random.gen_range(0..5) {
+            0 => "reader.reply",
+            1 => "reader.registered",
+            2 => "reader.rests",
+            3 => "handler.between",
+            _ => "handler.started",
+        };
+        let armed = arm(point, &stream, Fail::Panic, 1..=1);
+        fill(&server, &stream, 5);
+        added += 5;
+        // Half of the requests come as soon as the crash is seen, half without a look at it.
+        let until = Instant::now() + ms(3);
+        while round % 2 == 0 && armed.failed() == 0 && Instant::now() < until {
+            tokio::task::yield_now().await;
+        }
+        match random.gen_range(0..3) {
+            0 => {
+                supervisor.pause(&stream).await.unwrap();
+                let status = status_of(&supervisor, &stream).await;
+                assert_eq!(status.state, State::Paused, "round {round}");
+                let started = || {
+                    let calls = recorder.calls();
+                    calls.iter().filter(|it| it.subscription == stream).count()
+                };
+                // What was started may still be on its way to the handler; no more than that comes.
+                let before = started();
+                fill(&server, &stream, 5);
+                added += 5;
+                beside.rounds(&server).await;
+                let late = started() - before;
+                assert!(late <= 2, "round {round}: {late} were started");
+                pauses += 1;
+                supervisor.resume(&stream).await.unwrap();
+            }
+            1 => {
+                supervisor.remove(&stream).await.unwrap();
+                assert_eq!(names(&supervisor).await.len(), 2, "round {round}");
+                // That of a reader that has crashed is closed in its own time.
+                let closed = || connection_of(&server, &stream).is_none();
+                eventually(SOON, "its reader's connection is closed", closed).await;
+                removals += 1;
+                // The stop is not for this one.
+                supervisor.add(it()).await.unwrap();
+            }
+            _ => {
+                let bound = random.gen_range(1..50);
+                supervisor.set_max_in_flight(&stream, bound).await.unwrap();
+            }
+        }
+        crashes += armed.failed();
+    }
+    eventually(SOON, "all are handled", || {
+        recorder.distinct() == added && server.xpending_count(&stream, GROUP) == 0
+    })
+    .await;
+    let rounds = (crashes, pauses, removals);
+    assert!(
+        crashes > 200 && pauses > 100 && removals > 100,
+        "{rounds:?}"
+    );
+    let status = status_of(&supervisor, &stream).await;
+    assert_eq!(status.state, State::Running);
+    supervisor.shutdown().await.unwrap();
+    assert!(recorder.overlapped().is_empty());
+}
+
+/// A stop of the tree, in the moment in which its reader, its worker or its settler crashes.
+#[tokio::test(flavor = "multi_thread")]
+async fn b120_a_stop_in_the_moment_of_a_crash_is_never_lost() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b120");
+    let recorder = Recorder::acking();
+    let points = ["reader.before_read", "reader.reply", "handler.between"];
+    for round in 0..100 {
+        let armed = arm(points[round % 3], &stream, Fail::Panic, 1..=1);
+        let tail = Subscription::tail(&*stream).named(&*stream);
+        let supervisor = start(&server, vec![recorder.on(tail)]).await;
+        fill(&server, &stream, 3);
+        if round % 2 == 0 {
+            supervisor.pause(&stream).await.unwrap();
+        }
+        let ended = tokio::time::timeout(SOON, supervisor.shutdown()).await;
+        ended
+            .unwrap_or_else(|_| panic!("round {round}: the stop was lost"))
+            .unwrap();
+        drop(armed);
+    }
+    eventually(SOON, "no connection is left", || {
+        server.client_list().is_empty()
+    })
+    .await;
+}
+
+// ---- adding -------------------------------------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_that_come_and_go_leave_nothing_behind() {
+    let server = Server::start(Server::default_version());
+    let (beside, other) = Beside::new(&server);
+    let supervisor = start(&server, vec![other]).await;
+    beside.rounds(&server).await;
+    let (connections, tasks) = (server.client_list().len(), alive_tasks());
+    let (stream, recorder) = (stream_of(&server, "come-and-go"), Recorder::acking());
+    for turn in 1..=100 {
+        let tail = Subscription::tail(&*stream).named("it").workers(3);
+        let tail = match turn % 2 {
+            0 => tail,
+            _ => tail.delayed_retry(DelayedRetry::durable(format!("{stream}.later"))),
+        };
+        supervisor.add(recorder.on(tail)).await.unwrap();
+        fill(&server, &stream, 5);
+        recorder.reaches(5 * turn).await;
+        let report = supervisor.remove("it").await.unwrap();
+        assert!(report.unsettled.is_empty() && report.given_back == 0);
+        assert_eq!(consumers(&server, &stream), 0, "turn {turn}");
+    }
+    assert_eq!(distinct_and_all(&recorder), (500, 500));
+    assert_eq!(recorder.stopped().len(), 300);
+    eventually(SOON, "no connection is left", || {
+        server.client_list().len() <= connections
+    })
+    .await;
+    eventually(SOON, "no task is left", || alive_tasks() <= tasks).await;
+    beside.rounds(&server).await;
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_added_says_why_and_changes_nothing() {
+    let server = Server::start(Server::default_version());
+    let (stream, group) = (stream_of(&server, "running"), Recorder::acking());
+    let durable = DelayedRetry::durable("later");
+    let running = Subscription::tail(&*stream)
+        .named("running")
+        .consumer("me")
+        .start(Start::Beginning)
+        .keep_alive(Duration::from_secs(5))
+        .delayed_retry(durable.clone());
+    let redis = Redis::url(&server.url()).unwrap();
+    let topology = Topology::new(redis).connect_timeout(ms(700));
+    let supervisor = Supervisor::start(topology.subscribe(group.on(running.group(GROUP))))
+        .await
+        .unwrap();
+    fill(&server, &stream, 5);
+    group.reaches(5).await;
+    let connections = server.client_list().len();
+    server.command(&["SET", "text", "x"]);
+    let tail = |stream: &str| Subscription::tail(stream).group(GROUP).named("new");
+    let refused: Vec<(Draft, &str)> = vec![
+        (tail(&stream).named("running"), "another name"),
+        (tail(&stream).consumer("me"), "consumer name `me`"),
+        (tail(&stream).start(Start::New), "different places to start"),
+        (Subscription::tail("s"), "Topology::default_group"),
+        (tail("other").delayed_retry(durable), "its own set"),
+        (tail("s").workers(0), "`workers` must not be 0"),
+        (
+            Subscription::reclaim(&*stream, Duration::from_secs(6)).group(GROUP),
+            "three keep-alives",
+        ),
+        (tail("s").create_group(false), "has no group"),
+        (tail("text"), "holds a string"),
+        (
+            Subscription::claiming("s", HOUR).group(GROUP),
+            "Redis 8.4 or later",
+        ),
+    ];
+    for (draft, expected) in refused {
+        let error = supervisor.add(group.on(draft)).await.unwrap_err();
+        assert!(matches!(error, ControlError::Start(_)), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(expected),
+            "`{expected}` is missing in: {text}"
+        );
+        assert_eq!(names(&supervisor).await, ["running"]);
+    }
+    // Rights that are taken away after the start.
+    server.command(&["ACL", "SETUSER", "default", "-xack"]);
+    let error = supervisor.add(group.on(tail("s"))).await.unwrap_err();
+    assert!(
+        matches!(error, ControlError::Start(StartError::NoRight { .. })),
+        "{error}"
+    );
+    server.command(&["ACL", "SETUSER", "default", "+@all"]);
+    assert_eq!(server.client_list().len(), connections);
+    // One that does not answer.
+    server.freeze();
+    let began = Instant::now();
+    let error = supervisor.add(group.on(tail("s"))).await.unwrap_err();
+    assert!(matches!(error, ControlError::Start(_)), "{error}");
+    assert!(began.elapsed() < SOON);
+    server.thaw();
+    // Two at once, of one name: one of them.
+    let (one, other) = tokio::join!(
+        supervisor.add(group.on(tail("twice"))),
+        supervisor.add(group.on(tail("twice")))
+    );
+    let errors: Vec<_> = [one, other].into_iter().filter_map(Result::err).collect();
+    let [ControlError::Start(StartError::Invalid(InvalidTopology::DuplicateName { name }))] =
+        &errors[..]
+    else {
+        panic!("{errors:?}")
+    };
+    assert_eq!(name, "new");
+    fill(&server, "twice", 5);
+    group.reaches(10).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!(distinct_and_all(&group), (10, 10));
+}
+
+/// What is in hand is kept fresh as often as the newcomer needs it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reclaim_that_is_added_takes_nothing_that_is_in_hand() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "in-hand");
+    let gate = Gate::closed();
+    let recorder = Recorder::behind(&gate);
+    let tail = Subscription::tail(&*stream).named("tail").workers(1);
+    let supervisor = start(&server, vec![recorder.on(tail)]).await;
+    fill(&server, &stream, 3);
+    recorder.reaches(1).await;
+    in_hand(&server, &stream, 3).await;
+    let began = Instant::now();
+    let kept = arm("keep_alive.kept", &stream, Fail::Panic, 0..=0);
+    let reclaim = Subscription::reclaim(&*stream, ms(900)).named("reclaim");
+    let newcomer = Recorder::acking();
+    supervisor
+        .add(newcomer.on(reclaim.block(ms(50))))
+        .await
+        .unwrap();
+    eventually(SOON, "it was kept fresh again and again", || {
+        kept.reached() >= 10
+    })
+    .await;
+    // Every 2.5 s before, which would have taken 25 s.
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(newcomer.count(), 0);
+    gate.open();
+    recorder.reaches(3).await;
+    in_hand(&server, &stream, 0).await;
+    assert_eq!(names(&supervisor).await, ["tail", "reclaim"]);
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), newcomer.count()), (3, 0));
+}
+
+// ---- who may ask, and when ----------------------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_may_ask_for_all_but_its_own_end() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "asks");
+    let handle: Arc<OnceCell<SupervisorHandle>> = Arc::default();
+    let answers: Arc<std::sync::Mutex<Vec<Result<ShutdownReport, ControlError>>>> = Arc::default();
+    let recorder = Recorder::running({
+        let (handle, answers) = (Arc::clone(&handle), Arc::clone(&answers));
+        move |_| {
+            let (handle, answers) = (Arc::clone(&handle), Arc::clone(&answers));
+            async move {
+                let supervisor = handle.get().expect("the test has set it");
+                let own = supervisor.remove("asks").await;
+                supervisor.pause("asks").await?;
+                let other = supervisor.remove("other").await;
+                answers.lock().unwrap().extend([own, other]);
+                Ok(Outcome::Ack)
+            }
+        }
+    });
+    let (other, added) = (stream_of(&server, "other"), Recorder::acking());
+    let subscriptions = vec![
+        recorder.on(Subscription::tail(&*stream).named("asks")),
+        added.on(Subscription::tail(&*other).named("other")),
+    ];
+    let supervisor = start(&server, subscriptions).await;
+    handle.set(supervisor.clone()).unwrap();
+    fill(&server, &stream, 1);
+    in_hand(&server, &stream, 0).await;
+    recorder.reaches(1).await;
+    eventually(SOON, "it has its answers", || {
+        answers.lock().unwrap().len() == 2
+    })
+    .await;
+    assert_eq!(
+        *answers.lock().unwrap(),
+        [
+            Err(ControlError::FromHandler),
+            Ok(ShutdownReport::default())
+        ]
+    );
+    assert_eq!(names(&supervisor).await, ["asks"]);
+    assert_eq!(status_of(&supervisor, "asks").await.state, State::Paused);
+    supervisor.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_that_drains_or_has_ended_refuses_at_once() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "ended");
+    let gate = Gate::closed();
+    let recorder = Recorder::behind(&gate);
+    let supervisor = start(
+        &server,
+        vec![recorder.on(Subscription::tail(&*stream).named("it"))],
+    )
+    .await;
+    fill(&server, &stream, 1);
+    recorder.reaches(1).await;
+    let stopping = tokio::spawn({
+        let supervisor = supervisor.clone();
+        async move { supervisor.shutdown().await }
+    });
+    let reading = || connection_of(&server, "it").is_some();
+    eventually(SOON, "it drains", || !reading()).await;
+    for ended in [false, true] {
+        let new = recorder.on(Subscription::tail("s"));
+        let answers = async {
+            [
+                supervisor.pause("it").await,
+                supervisor.resume("it").await,
+                supervisor.set_max_in_flight("it", 1).await,
+                supervisor.add(new).await,
+                supervisor.remove("it").await.map(drop),
+            ]
+        };
+        let answers = tokio::time::timeout(SOON, answers).await.unwrap();
+        for answer in answers {
+            assert_eq!(answer, Err(ControlError::Ended), "{ended}");
+        }
+        if !ended {
+            assert!(!stopping.is_finished());
+            gate.open();
+            eventually(SOON, "it has ended", || stopping.is_finished()).await;
+        }
+    }
+}
+
+/// An application's own root, which does nothing.
+struct Root;
+
+impl Actor for Root {
+    type Msg = ();
+    type State = ();
+    type Arguments = ();
+
+    async fn pre_start(&self, _: ActorRef<()>, (): ()) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_branch_of_another_tree_is_changed_in_the_same_way() {
+    let server = Server::start(Server::default_version());
+    let (stream, recorder) = (stream_of(&server, "branch"), Recorder::acking());
+    let (beside, other) = Beside::new(&server);
+    let (root, running) = Actor::spawn(None, Root, ()).await.unwrap();
+    let topology = topology(&server.url()).subscribe(other);
+    let supervisor = Supervisor::start_linked(topology, root.get_cell())
+        .await
+        .unwrap();
+    let tail = Subscription::tail(&*stream).named("it");
+    supervisor.add(recorder.on(tail)).await.unwrap();
+    supervisor.pause("it").await.unwrap();
+    fill(&server, &stream, 5);
+    beside.rounds(&server).await;
+    assert_eq!(recorder.count(), 0);
+    supervisor.resume("it").await.unwrap();
+    recorder.reaches(5).await;
+    supervisor.remove("it").await.unwrap();
+    beside.rounds(&server).await;
+    root.stop(None);
+    running.await.unwrap();
+    supervisor.wait().await.unwrap();
+    assert_eq!(supervisor.pause("it").await, Err(ControlError::Ended));
 }

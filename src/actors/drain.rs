@@ -1,4 +1,5 @@
-//! Stops a tree in order, so that nothing is lost and nothing is left half done:
+//! Stops a tree, or one subscription of it, in order, so that nothing is lost and nothing is left half
+//! done:
 //!
 //! 1. nothing new is read: reads that wait on the server are ended there and their replies taken;
 //! 2. what waits is given back for others to take at once, and parked entries become retries;
@@ -8,6 +9,9 @@
 //!
 //! One deadline bounds all of it. The process may be killed at any point: what was not done is then
 //! still pending on the server.
+//!
+//! A subscription that is given up goes as far as 2 ([`rest`]) and keeps its settler, and so does one that
+//! is paused, whose reader sees to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,10 +22,11 @@ use futures_util::future::join_all;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
 use tokio::time::timeout_at;
 
-use super::supervisor::{Message, Remaining, ShutdownReport, SupervisorMessage};
+use super::supervisor::{Key, LAST_WORD, Message, Remaining, ShutdownReport, SupervisorMessage};
 use super::tree::{GroupState, SubscriptionState, Tree};
 use crate::message::{EntryId, Mode};
 use crate::server::{group, settle};
+use crate::state::Reason;
 
 /// What is kept of the time for storing verdicts and saying goodbye, at most.
 const RESERVE: Duration = Duration::from_secs(2);
@@ -33,10 +38,17 @@ const STEP: usize = 100;
 
 pub(crate) struct Drain;
 
+/// What is stopped.
+pub(crate) enum Scope {
+    Tree,
+    Subscription(Arc<SubscriptionState>),
+}
+
 pub(crate) struct DrainArguments {
     pub tree: Arc<Tree>,
-    /// By the names of their subscriptions.
-    pub readers: HashMap<Arc<str>, ActorCell>,
+    pub scope: Scope,
+    /// Everybody who runs.
+    pub actors: HashMap<Key, ActorCell>,
     pub supervisor: ActorRef<SupervisorMessage>,
 }
 
@@ -61,64 +73,146 @@ impl Actor for Drain {
         state: &mut DrainArguments,
     ) -> Result<(), ActorProcessingErr> {
         let deadline = Instant::now() + state.tree.shutdown_timeout;
-        let report = drain(&state.tree, &state.readers, deadline).await;
-        state
-            .supervisor
-            .cast(SupervisorMessage(Message::Drained(report, deadline)))?;
+        let report = drain(&state.tree, &state.scope, &state.actors, deadline).await;
+        let message = match &state.scope {
+            Scope::Tree => Message::Drained(report, deadline),
+            Scope::Subscription(subscription) => {
+                state.have_ended(subscription).await;
+                Message::Stopped(subscription.number, report)
+            }
+        };
+        state.supervisor.cast(SupervisorMessage(message))?;
         myself.stop(None);
         Ok(())
     }
 }
 
+impl DrainArguments {
+    /// Waits, a moment, until the actors of a subscription that has stopped have ended.
+    async fn have_ended(&self, subscription: &SubscriptionState) {
+        let its = self.actors.iter().filter(|(key, _)| match key {
+            Key::Reader(of) | Key::Handler(of, _) => *of == subscription.number,
+            _ => false,
+        });
+        let ended = its.map(|(_, cell)| cell.wait(Some(LAST_WORD)));
+        join_all(ended).await;
+    }
+}
+
+impl Scope {
+    fn subscriptions(&self, tree: &Tree) -> Vec<Arc<SubscriptionState>> {
+        match self {
+            Scope::Tree => tree.subscriptions(),
+            Scope::Subscription(subscription) => vec![Arc::clone(subscription)],
+        }
+    }
+
+    /// Nothing is read or started from here on, however long the last replies take.
+    fn close(&self, tree: &Tree) {
+        match self {
+            Scope::Tree => {
+                tree.order.send_modify(|order| order.stop_reading = true);
+                for group in tree.groups() {
+                    group.queue.close_starts();
+                }
+                for subscription in tree.subscriptions() {
+                    subscription.given_back.put(subscription.lanes.close());
+                }
+            }
+            Scope::Subscription(subscription) => {
+                subscription.hold(Reason::Removed);
+                subscription.group.queue.cancel_starts();
+            }
+        }
+    }
+
+    /// No delay is waited for any more.
+    fn all_due(&self, tree: &Tree) {
+        match self {
+            Scope::Tree => tree.groups().iter().for_each(|it| it.queue.all_due()),
+            Scope::Subscription(it) => it.group.queue.all_due_of(it.source.index),
+        }
+    }
+
+    /// Returns once every verdict is stored.
+    async fn all_stored(&self, tree: &Tree) {
+        match self {
+            Scope::Tree => {
+                let groups = tree.groups();
+                join_all(groups.iter().map(|group| group.queue.empty())).await;
+            }
+            Scope::Subscription(it) => it.group.in_flight.emptied(it.source.index).await,
+        }
+    }
+
+    /// How many verdicts were stored so far.
+    fn stored(&self, tree: &Tree) -> u64 {
+        match self {
+            Scope::Tree => {
+                let groups = tree.groups();
+                let stored = groups
+                    .iter()
+                    .map(|it| it.acknowledged.load(Ordering::Relaxed));
+                stored.sum()
+            }
+            Scope::Subscription(it) => it.group.in_flight.settled_of(it.source.index),
+        }
+    }
+
+    /// What has a verdict that is not stored.
+    fn unsettled(&self, tree: &Tree) -> Vec<Remaining> {
+        match self {
+            Scope::Tree => {
+                let groups = tree.groups();
+                let each = groups.iter().flat_map(|group| {
+                    let ids = group.queue.unsettled().into_iter();
+                    ids.map(|id| remaining(group, id))
+                });
+                each.collect()
+            }
+            Scope::Subscription(it) => {
+                let (group, index) = (&it.group, it.source.index);
+                let ids = group.in_flight.only_of(index, group.queue.unsettled());
+                ids.into_iter().map(|id| remaining(group, id)).collect()
+            }
+        }
+    }
+}
+
 async fn drain(
     tree: &Tree,
-    readers: &HashMap<Arc<str>, ActorCell>,
+    scope: &Scope,
+    actors: &HashMap<Key, ActorCell>,
     deadline: Instant,
 ) -> ShutdownReport {
     let for_handlers = deadline - RESERVE.min(tree.shutdown_timeout / 5);
-    let stored = |tree: &Tree| -> u64 {
-        tree.groups
-            .iter()
-            .map(|group| group.acknowledged.load(Ordering::Relaxed))
-            .sum()
-    };
-    let stored_before = stored(tree);
+    let stored_before = scope.stored(tree);
+    let subscriptions = scope.subscriptions(tree);
 
-    tree.order.send_modify(|order| order.stop_reading = true);
-    // Nothing is started from here on, however long the last replies take.
-    for group in &tree.groups {
-        group.queue.close_starts();
-    }
-    for subscription in &tree.subscriptions {
-        subscription.given_back.put(subscription.lanes.close());
-    }
+    scope.close(tree);
     let given_back = AtomicU64::new(0);
-    let resting = tree.subscriptions.iter().map(|subscription| {
-        let reader = readers.get(&subscription.source.subscription).cloned();
+    let resting = subscriptions.iter().map(|subscription| {
+        let reader = actors.get(&Key::Reader(subscription.number)).cloned();
         rest(tree, subscription, reader, &given_back)
     });
     let _ = timeout_at(for_handlers.into(), join_all(resting)).await;
-    for group in &tree.groups {
-        group.queue.all_due();
-    }
+    scope.all_due(tree);
 
     let quiet = join_all(
-        tree.subscriptions
+        subscriptions
             .iter()
             .map(|subscription| subscription.lanes.quiet()),
     );
     let _ = timeout_at(for_handlers.into(), quiet).await;
     // What actors had in advance and dropped without a look.
-    let returned = tree.subscriptions.iter();
+    let returned = subscriptions.iter();
     let returned = returned.map(|subscription| give_back(tree, subscription, &given_back));
     let _ = timeout_at(for_handlers.into(), join_all(returned)).await;
 
-    let empty = join_all(tree.groups.iter().map(|group| group.queue.empty()));
     let at_least = Instant::now() + LAST_MOMENT;
-    let _ = timeout_at(deadline.max(at_least).into(), empty).await;
+    let _ = timeout_at(deadline.max(at_least).into(), scope.all_stored(tree)).await;
 
-    let left_running: Vec<Remaining> = tree
-        .subscriptions
+    let left_running: Vec<Remaining> = subscriptions
         .iter()
         .flat_map(|it| {
             it.lanes
@@ -127,29 +221,17 @@ async fn drain(
                 .map(|running| remaining(&it.group, running.id()))
         })
         .collect();
-    let unsettled: Vec<Remaining> = tree
-        .groups
-        .iter()
-        .flat_map(|group| {
-            group
-                .queue
-                .unsettled()
-                .into_iter()
-                .map(|id| remaining(group, id))
-        })
-        .collect();
+    let unsettled = scope.unsettled(tree);
     if unsettled.is_empty() {
-        let goodbye = join_all(
-            tree.subscriptions
-                .iter()
-                .map(|it| remove_consumer(tree, it)),
-        );
+        let goodbye = join_all(subscriptions.iter().map(|it| remove_consumer(tree, it)));
         let at_least = Instant::now() + LAST_MOMENT;
         let _ = timeout_at(deadline.max(at_least).into(), goodbye).await;
     }
-    tree.order.send_modify(|order| order.stop = true);
+    if matches!(scope, Scope::Tree) {
+        tree.order.send_modify(|order| order.stop = true);
+    }
     ShutdownReport {
-        settled: stored(tree) - stored_before,
+        settled: scope.stored(tree) - stored_before,
         given_back: given_back.into_inner(),
         left_running,
         unsettled,

@@ -4,6 +4,7 @@
 //! and with it perhaps the whole runtime of the application, does not stop it. Only entries that have been in
 //! hand for a while are ever sent, so that what is handled quickly costs nothing.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -33,8 +34,8 @@ impl ractor::Message for KeepAliveMessage {}
 pub(crate) struct KeepAliveState {
     tree: Arc<Tree>,
     connection: Option<Arc<Connection>>,
-    /// When each group is due.
-    due: Vec<Instant>,
+    /// When each group is due, by its number.
+    due: HashMap<usize, Instant>,
     order: watch::Receiver<Order>,
     failing: bool,
 }
@@ -85,16 +86,11 @@ impl Actor for KeepAlive {
         tree: Arc<Tree>,
     ) -> Result<KeepAliveState, ActorProcessingErr> {
         myself.cast(KeepAliveMessage::Next)?;
-        let due = tree
-            .groups
-            .iter()
-            .map(|group| Instant::now() + turn(group))
-            .collect();
         Ok(KeepAliveState {
             order: tree.order.subscribe(),
             tree,
             connection: None,
-            due,
+            due: HashMap::new(),
             failing: false,
         })
     }
@@ -112,12 +108,7 @@ impl Actor for KeepAlive {
             myself.stop(None);
             return Ok(());
         }
-        let next = state
-            .due
-            .iter()
-            .min()
-            .copied()
-            .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        let next = state.next_due();
         tokio::select! {
             () = tokio::time::sleep_until(next.into()) => state.round().await?,
             _ = state.order.changed() => {}
@@ -142,21 +133,34 @@ impl Actor for KeepAlive {
 /// How often a group is looked at, and how old an entry is that is then kept fresh: half the interval
 /// each, so that no entry is idle for longer than the interval.
 fn turn(group: &GroupState) -> Duration {
-    group.keep_alive / 2
+    group.keep_alive() / 2
 }
 
 impl KeepAliveState {
+    /// When the next group is due. What there is may have changed since the last look, and the intervals
+    /// with it.
+    fn next_due(&mut self) -> Instant {
+        let now = Instant::now();
+        let due = self.tree.groups().into_iter().map(|group| {
+            let latest = now + turn(&group);
+            let due = self
+                .due
+                .get(&group.number)
+                .map_or(latest, |due| latest.min(*due));
+            (group.number, due)
+        });
+        self.due = due.collect();
+        let next = self.due.values().min().copied();
+        next.unwrap_or_else(|| now + Duration::from_secs(3600))
+    }
+
     async fn round(&mut self) -> Result<(), ActorProcessingErr> {
-        let groups = self.tree.groups.clone();
-        for (at, group) in groups.iter().enumerate() {
+        for group in &self.tree.groups() {
             let now = Instant::now();
-            let Some(due) = self.due.get_mut(at) else {
-                continue;
-            };
-            if *due > now {
+            if self.due.get(&group.number).is_none_or(|due| *due > now) {
                 continue;
             }
-            *due = now + turn(group);
+            self.due.insert(group.number, now + turn(group));
             if group.given_up.load(Ordering::Acquire) {
                 continue;
             }

@@ -19,11 +19,11 @@ mod tree;
 mod verdict;
 
 pub(crate) use front::Front;
-pub(crate) use handler::is_in_handler_of;
+pub(crate) use handler::{is_in_handler_of, is_in_handler_of_subscription};
 pub(crate) use roster::{Occupant, Seats};
 pub use start::StartError;
-pub(crate) use start::{StartedTree, assemble};
+pub(crate) use start::{StartedTree, assemble, prepare};
 pub(crate) use status::status;
-pub(crate) use supervisor::{Ended, Message, Outline, SupervisorActor};
-pub use supervisor::{Failure, Remaining, ShutdownReport, SupervisorMessage};
+pub(crate) use supervisor::{Addition, Ended, Message, Outline, Removal, SupervisorActor};
+pub use supervisor::{ControlError, Failure, Remaining, ShutdownReport, SupervisorMessage};
 pub(crate) use tree::{SubscriptionState, Tree};

@@ -25,7 +25,6 @@ use crate::observe::Event;
 use crate::server::settle::{self, DeleteAcked, Settled, Started};
 use crate::server::{Connection, ServerError};
 use crate::state::{CopyJob, ParkedJob, StartAnswer, StartJob};
-use crate::topology::AfterAck;
 
 /// How often a copy may be refused for good before its entry is left pending.
 const REFUSALS: u32 = 3;
@@ -66,7 +65,6 @@ enum Answer {
 pub(crate) struct SettlerState {
     tree: Arc<Tree>,
     group: Arc<GroupState>,
-    delete: Option<DeleteAcked>,
     under_way: FuturesUnordered<BoxFuture<'static, Answer>>,
     lines: Lines,
     order: watch::Receiver<Order>,
@@ -156,20 +154,11 @@ impl Actor for Settler {
         myself: ActorRef<SettlerMessage>,
         (tree, group): Self::Arguments,
     ) -> Result<SettlerState, ActorProcessingErr> {
-        let deletes = |subscription: &Arc<super::tree::SubscriptionState>| {
-            subscription.plan.settings.after_ack == AfterAck::Delete
-        };
-        let delete = group
-            .each_subscription()
-            .iter()
-            .any(deletes)
-            .then(|| tree.capabilities.delete_acked());
         myself.cast(SettlerMessage::Next)?;
         Ok(SettlerState {
             order: tree.order.subscribe(),
             tree,
             group,
-            delete,
             under_way: FuturesUnordered::new(),
             lines: Lines::new(),
         })
@@ -181,7 +170,8 @@ impl Actor for Settler {
         SettlerMessage::Next: SettlerMessage,
         state: &mut SettlerState,
     ) -> Result<(), ActorProcessingErr> {
-        if state.order.borrow().stop && state.under_way.is_empty() {
+        let ends = state.order.borrow().stop || state.group.retired.load(Ordering::Acquire);
+        if ends && state.under_way.is_empty() {
             myself.stop(None);
             return Ok(());
         }
@@ -207,7 +197,9 @@ impl SettlerState {
     fn send(&mut self) {
         let now = Instant::now();
         let connection = Arc::clone(&self.tree.settling);
-        let (group, delete) = (Arc::clone(&self.group.group), self.delete);
+        let group = Arc::clone(&self.group.group);
+        let deletes = self.group.deletes();
+        let delete = deletes.then(|| self.tree.capabilities.delete_acked());
         if self.lines[Kind::Acks].is_free(now) {
             let ids = self.group.queue.take_acks();
             if !ids.is_empty() {
@@ -356,7 +348,7 @@ impl SettlerState {
         self.group
             .acknowledged
             .fetch_add(ids.len() as u64, Ordering::Relaxed);
-        self.group.in_flight.release(ids);
+        self.group.in_flight.settled(ids);
     }
 
     /// A line works. The group is well when all of them do.

@@ -1,28 +1,25 @@
 //! From a topology to a tree that can be spawned: everything that can be wrong with it, or with the
 //! server, is found here.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
-use super::condition::Condition;
-use super::roster::Roster;
-use super::tree::{
-    Counters, DelaySet, GroupState, Order, SubscriptionState, Tree, connection_name,
-};
-use crate::message::{Mode, Publisher, Source, StreamKey};
+use super::tree::{Order, Tree, connection_name};
+use crate::message::{EntryId, Publisher, StreamKey};
 use crate::observe::{Announcer, Events};
 use crate::server::capabilities::{self, Capabilities, Uses};
 use crate::server::group::{self, Origin};
 use crate::server::publish::Appending;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{Cursor, GivenBack, Hold, InFlight, Lanes, SettleQueue};
-use crate::topology::{AfterAck, InvalidTopology, PlannedSubscription, ReadMode, Start, Topology};
+use crate::topology::{
+    AfterAck, Defaults, InvalidTopology, PlannedSubscription, ReadMode, Subscription, Topology,
+    plan,
+};
 
-/// Why a tree could not be started. Nothing runs then.
-#[derive(thiserror::Error)]
+/// Why a tree could not be started, or a subscription not be added to one. Nothing of it runs then.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The topology contradicts itself.
@@ -100,7 +97,6 @@ impl std::fmt::Debug for StartError {
 /// A tree whose actors have not been spawned.
 pub(crate) struct StartedTree {
     pub tree: Arc<Tree>,
-    pub publisher: Publisher,
     /// Hears everything from the beginning.
     pub events: Events,
 }
@@ -108,13 +104,13 @@ pub(crate) struct StartedTree {
 /// Checks the topology and the server, and makes what the actors are lent.
 pub(crate) async fn assemble(topology: &Topology) -> Result<StartedTree, StartError> {
     let instance = instance();
-    let plan = topology.plan(&instance)?;
+    let planned = topology.plan(&instance)?;
     let open = |role, what: &'static str| {
         let name = connection_name(&instance, what);
         async move { Connection::open(&topology.redis, role, &name, topology.connect_timeout).await }
     };
     let settling = open(Role::Settler, "settler").await.map_err(unconnected)?;
-    let checked = check(&settling, &plan.subscriptions).await;
+    let checked = check(&settling, &planned).await;
     let publishing = match checked {
         Ok(()) => open(Role::Publisher, "publisher")
             .await
@@ -129,14 +125,7 @@ pub(crate) async fn assemble(topology: &Topology) -> Result<StartedTree, StartEr
         }
     };
     let (settling, publishing) = (Arc::new(settling), Arc::new(publishing));
-    let made = make(
-        topology,
-        instance,
-        plan.subscriptions,
-        &settling,
-        &publishing,
-    )
-    .await;
+    let made = make(topology, instance, planned, &settling, &publishing).await;
     if made.is_err() {
         tokio::join!(settling.close(), publishing.close());
     }
@@ -172,157 +161,106 @@ async fn make(
         .await
         .map_err(about)?;
     check_capabilities(&capabilities, &planned)?;
-    warn(settling, &planned).await;
+    warn(settling, &planned, &planned).await;
 
     let announcer = Announcer::new();
     let events = announcer.listen();
-    let publisher = Publisher::new(Arc::new(Appending(Arc::clone(publishing))));
-    let mut groups: Vec<Arc<GroupState>> = Vec::new();
-    let mut delay_sets: Vec<Arc<DelaySet>> = Vec::new();
-    let mut subscriptions = Vec::with_capacity(planned.len());
-    let places = places_to_start(&planned);
-    for plan in planned {
-        let settings = &plan.settings;
-        let key = (settings.stream.clone(), Arc::clone(&plan.group));
-        let known = groups
-            .iter()
-            .find(|group| group.stream == key.0 && group.group.name == key.1);
-        let group = match known {
-            Some(group) => Arc::clone(group),
-            None => {
-                let group = Arc::new(GroupState {
-                    group: Arc::new(Group::new(key.0.clone(), Arc::clone(&key.1))),
-                    stream: key.0.clone(),
-                    in_flight: InFlight::new(
-                        places.get(&key).map_or(1, |place| place.subscriptions),
-                    ),
-                    queue: SettleQueue::new(),
-                    keep_alive: plan.keep_alive,
-                    subscriptions: Mutex::default(),
-                    acknowledged: AtomicU64::new(0),
-                    given_up: AtomicBool::new(false),
-                });
-                groups.push(Arc::clone(&group));
-                group
-            }
-        };
-        let origin = settings.create_group.then(|| {
-            let start = places
-                .get(&key)
-                .and_then(|place| place.start)
-                .unwrap_or_default();
-            start.after().map_or(Origin::Last, Origin::After)
-        });
-        let attached = group::attach(settling, &group.group, origin)
-            .await
-            .map_err(|error| match error {
-                ServerError::GroupGone(_) => StartError::NoSuchGroup {
-                    subscription: Arc::clone(&plan.name),
-                    stream: key.0.clone(),
-                    group: Arc::clone(&key.1),
-                },
-                other => refused(&plan.name, other),
-            })?;
-        let delay_set = plan.delay_set().map(|(set, ttl)| {
-            let known = delay_sets.iter().find(|it| it.set == *set).cloned();
-            known.unwrap_or_else(|| {
-                let stream = settings.stream.clone();
-                let new = Arc::new(DelaySet {
-                    set: set.clone(),
-                    stream,
-                    ttl,
-                    added: Notify::new(),
-                });
-                delay_sets.push(Arc::clone(&new));
-                new
-            })
-        });
-        let mut in_group = group
-            .subscriptions
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let source = Arc::new(Source {
-            stream: settings.stream.clone(),
-            group: Arc::clone(&plan.group),
-            consumer: Arc::clone(&plan.consumer),
-            subscription: Arc::clone(&plan.name),
-            mode: match settings.mode {
-                ReadMode::Tail => Mode::Tail,
-                ReadMode::Reclaim { .. } => Mode::Reclaim,
-                ReadMode::Claiming { .. } => Mode::Claiming,
-            },
-            publisher: publisher.clone(),
-            index: in_group.len(),
-            lost: Notify::new(),
-        });
-        let subscription = Arc::new(SubscriptionState {
-            source,
-            group: Arc::clone(&group),
-            cursor: Mutex::new(Cursor::new(attached.last_delivered)),
-            lanes: Lanes::new(
-                settings.workers,
-                settings.ordered_by.clone(),
-                plan.handling.takes(),
-            ),
-            roster: Roster::new(),
-            connection: Mutex::new(None),
-            condition: Condition::new(Arc::clone(&plan.name), announcer.clone()),
-            announcer: announcer.clone(),
-            delay_set,
-            hold: watch::Sender::new(Hold::default()),
-            given_back: GivenBack::default(),
-            max_in_flight: AtomicUsize::new(settings.max_in_flight),
-            parked_full: AtomicBool::new(false),
-            hot_key_told: AtomicBool::new(false),
-            started: AtomicBool::new(false),
-            counters: Counters::default(),
-            plan,
-        });
-        in_group.push(Arc::downgrade(&subscription));
-        drop(in_group);
-        subscriptions.push(subscription);
-    }
     let tree = Arc::new(Tree {
         redis: topology.redis.clone(),
         instance,
         restart: topology.restart.clone(),
+        connect_timeout: topology.connect_timeout,
         shutdown_timeout: topology.shutdown_timeout,
+        default_group: topology.default_group.clone(),
         capabilities,
         announcer,
         settling: Arc::clone(settling),
         publishing: Arc::clone(publishing),
-        groups,
-        subscriptions,
-        delay_sets,
+        publisher: Publisher::new(Arc::new(Appending(Arc::clone(publishing)))),
+        parts: Mutex::default(),
+        numbers: AtomicUsize::new(0),
         others: Mutex::default(),
         order: watch::Sender::new(Order::default()),
         asked: Mutex::default(),
         restarts: Mutex::default(),
     });
-    Ok(StartedTree {
-        tree,
-        publisher,
-        events,
-    })
-}
-
-/// What the subscriptions of a group say together.
-#[derive(Default)]
-struct Place {
-    subscriptions: usize,
-    start: Option<Start>,
-}
-
-fn places_to_start(planned: &[PlannedSubscription]) -> HashMap<(StreamKey, Arc<str>), Place> {
-    let mut places: HashMap<_, Place> = HashMap::new();
-    for plan in planned {
-        let place = places
-            .entry((plan.settings.stream.clone(), Arc::clone(&plan.group)))
-            .or_default();
-        place.subscriptions += 1;
-        place.start = place.start.or(plan.settings.start);
+    for plan in &planned {
+        let last_delivered = attach(settling, &planned, plan).await?;
+        tree.take_in(plan.clone(), last_delivered);
     }
-    places
+    Ok(StartedTree { tree, events })
+}
+
+/// Finds the subscription's group on the server, or makes it where `planned`, all there are, says.
+/// Returns where it stands.
+async fn attach(
+    settling: &Connection,
+    planned: &[PlannedSubscription],
+    plan: &PlannedSubscription,
+) -> Result<EntryId, StartError> {
+    let settings = &plan.settings;
+    let same_group = |it: &&PlannedSubscription| it.is_beside(plan);
+    let start = planned
+        .iter()
+        .filter(same_group)
+        .find_map(|it| it.settings.start);
+    let origin = settings.create_group.then(|| {
+        let after = start.unwrap_or_default().after();
+        after.map_or(Origin::Last, Origin::After)
+    });
+    let group = Group::new(settings.stream.clone(), Arc::clone(&plan.group));
+    let attached = group::attach(settling, &group, origin).await;
+    let attached = attached.map_err(|error| match error {
+        ServerError::GroupGone(_) => StartError::NoSuchGroup {
+            subscription: Arc::clone(&plan.name),
+            stream: settings.stream.clone(),
+            group: Arc::clone(&plan.group),
+        },
+        other => refused(&plan.name, other),
+    })?;
+    Ok(attached.last_delivered)
+}
+
+/// Checks a subscription that is to come to a tree that runs, as if it had been there from the start,
+/// and finds its group. Returns where that stands.
+pub(crate) async fn prepare(
+    tree: &Tree,
+    subscription: &Subscription,
+) -> Result<EntryId, StartError> {
+    let planned = tree.plan_with(subscription)?;
+    let Some(new) = planned.last() else {
+        return Err(InvalidTopology::Empty.into());
+    };
+    let checks = async {
+        let only = std::slice::from_ref(new);
+        check(&tree.settling, only).await?;
+        check_capabilities(&tree.capabilities, only)?;
+        warn(&tree.settling, &planned, only).await;
+        attach(&tree.settling, &planned, new).await
+    };
+    let within = tree.connect_timeout;
+    tokio::time::timeout(within, checks)
+        .await
+        .unwrap_or_else(|_| {
+            let redis = &tree.redis;
+            let text = format!("no answer from {redis} within {within:?}");
+            Err(StartError::Connect(text))
+        })
+}
+
+impl Tree {
+    /// What runs, and this subscription as the last one, checked as a whole.
+    pub(crate) fn plan_with(
+        &self,
+        subscription: &Subscription,
+    ) -> Result<Vec<PlannedSubscription>, InvalidTopology> {
+        let defaults = Defaults {
+            group: self.default_group.as_deref(),
+            clustered: self.redis.is_clustered(),
+            instance: &self.instance,
+        };
+        plan(self.plans(), std::slice::from_ref(subscription), &defaults)
+    }
 }
 
 fn refused(subscription: &Arc<str>, error: ServerError) -> StartError {
@@ -420,15 +358,16 @@ fn check_capabilities(
     }
 }
 
-/// What is no mistake, and may surprise.
-async fn warn(connection: &Connection, planned: &[PlannedSubscription]) {
-    for plan in planned {
-        let same_group = |other: &&PlannedSubscription| {
-            other.group == plan.group && other.settings.stream == plan.settings.stream
-        };
+/// What is no mistake of these, with all there are, and may surprise.
+async fn warn(
+    connection: &Connection,
+    planned: &[PlannedSubscription],
+    of: &[PlannedSubscription],
+) {
+    for plan in of {
         let recovered = planned
             .iter()
-            .filter(same_group)
+            .filter(|other| other.is_beside(plan))
             .any(|other| other.settings.mode.min_idle().is_some());
         if plan.settings.mode == ReadMode::Tail && !recovered {
             tracing::warn!(target: "streamvisor", subscription = %plan.name, "nothing in this topology recovers what a crashed process of the group leaves pending; add a reclaim subscription, or run one elsewhere");

@@ -32,8 +32,8 @@ pub(crate) async fn status(tree: &Tree) -> Status {
         });
         own.map(|(_, restarts)| restarts).sum()
     };
-    let each = tree
-        .subscriptions
+    let subscriptions = tree.subscriptions();
+    let each = subscriptions
         .iter()
         .map(|it| subscription_status(tree, it, of(it)));
     let subscriptions = join_all(each).await;
@@ -98,7 +98,7 @@ async fn subscription_status(
 fn state(tree: &Tree, subscription: &SubscriptionState) -> State {
     if subscription.is_held_for(Reason::Failed) {
         State::Failed
-    } else if tree.order.borrow().stop_reading {
+    } else if tree.order.borrow().stop_reading || subscription.is_held_for(Reason::Removed) {
         State::Draining
     } else if subscription.is_held_for(Reason::Paused) {
         State::Paused

@@ -2,6 +2,7 @@
 //! server, so any number of processes may do it, and a new incarnation simply goes on.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -62,7 +63,7 @@ impl Actor for Sweeper {
         SweeperMessage::Next: SweeperMessage,
         state: &mut SweeperState,
     ) -> Result<(), ActorProcessingErr> {
-        if state.order.borrow().stop {
+        if state.order.borrow().stop || state.delay_set.retired.load(Ordering::Acquire) {
             myself.stop(None);
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
@@ -12,12 +12,14 @@ use super::make_way::make_way;
 use super::roster::Roster;
 use super::verdict::{self, Step};
 use crate::fail_point::fail_point;
-use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey, Verdict};
+use crate::message::{
+    Destination, EntryId, Mode, Outcome, Publisher, Received, Source, StreamKey, Verdict,
+};
 use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
 use crate::state::{CopyJob, Cursor, GivenBack, Hold, InFlight, Lanes, Reason, SettleQueue};
-use crate::topology::{PlannedSubscription, Redis, RestartPolicy};
+use crate::topology::{AfterAck, PlannedSubscription, ReadMode, Redis, RestartPolicy};
 
 /// How long a subscription that the server refuses waits before it looks again.
 pub(crate) const BLOCKED_FOR: Duration = Duration::from_secs(30);
@@ -31,15 +33,20 @@ pub(crate) struct Tree {
     /// Host, process and a random part: what its connections are called on the server.
     pub instance: String,
     pub restart: RestartPolicy,
+    pub connect_timeout: Duration,
     pub shutdown_timeout: Duration,
+    /// The group of subscriptions that name none.
+    pub default_group: Option<String>,
     pub capabilities: Capabilities,
     pub announcer: Announcer,
     /// Settles, sweeps, counts starts, gives back: everything that may be sent twice.
     pub settling: Arc<Connection>,
     pub publishing: Arc<Connection>,
-    pub groups: Vec<Arc<GroupState>>,
-    pub subscriptions: Vec<Arc<SubscriptionState>>,
-    pub delay_sets: Vec<Arc<DelaySet>>,
+    pub publisher: Publisher,
+    /// What there is at the moment. Only the supervisor changes it.
+    pub parts: Mutex<Parts>,
+    /// The number of the next part.
+    pub numbers: AtomicUsize,
     /// The readers' connections and the keep-alive's, so that none outlives the tree.
     pub others: Mutex<Vec<Weak<Connection>>>,
     pub order: watch::Sender<Order>,
@@ -56,24 +63,49 @@ pub(crate) struct Order {
     pub stop_reading: bool,
     /// End, once there is nothing left to do.
     pub stop: bool,
+    /// Counts changes of what there is, so that everybody looks whether they are meant.
+    pub changes: u64,
+}
+
+/// The parts of a tree, each in the order in which they came. Each has a number of its own, which no
+/// other part has had or will have.
+#[derive(Default)]
+pub(crate) struct Parts {
+    pub subscriptions: Vec<Arc<SubscriptionState>>,
+    pub groups: Vec<Arc<GroupState>>,
+    pub delay_sets: Vec<Arc<DelaySet>>,
+}
+
+/// What came to a tree, or left it.
+pub(crate) struct Change {
+    pub subscription: Arc<SubscriptionState>,
+    /// The group, if nobody else is in it.
+    pub group: Option<Arc<GroupState>>,
+    /// The delay set, if nobody else uses it.
+    pub delay_set: Option<Arc<DelaySet>>,
 }
 
 /// A (stream, group) pair of this process.
 pub(crate) struct GroupState {
+    pub number: usize,
     pub group: Arc<Group>,
     pub stream: StreamKey,
     pub in_flight: InFlight,
     pub queue: SettleQueue,
-    pub keep_alive: Duration,
-    /// Those of this process that read from it, by their index.
+    /// How often what is in hand is kept fresh.
+    pub keep_alive: Mutex<Duration>,
+    /// Those of this process that read from it.
     pub subscriptions: Mutex<Vec<Weak<SubscriptionState>>>,
     pub acknowledged: AtomicU64,
     /// Its settler was given up: no verdict is stored any more, so nothing is kept from others.
     pub given_up: AtomicBool,
+    /// Nobody is in it any more: its settler ends.
+    pub retired: AtomicBool,
 }
 
 /// A subscription of this process.
 pub(crate) struct SubscriptionState {
+    pub number: usize,
     pub plan: PlannedSubscription,
     pub source: Arc<Source>,
     pub group: Arc<GroupState>,
@@ -155,14 +187,203 @@ impl Counters {
 
 /// A delay set and who waits on it.
 pub(crate) struct DelaySet {
+    pub number: usize,
     pub set: StreamKey,
     pub stream: StreamKey,
     pub ttl: Option<Duration>,
     /// Told when this process has put an entry in.
     pub added: Notify,
+    /// Nobody uses it any more: its sweeper ends.
+    pub retired: AtomicBool,
+}
+
+impl DelaySet {
+    fn new(number: usize, set: StreamKey, stream: StreamKey, ttl: Option<Duration>) -> Self {
+        DelaySet {
+            number,
+            set,
+            stream,
+            ttl,
+            added: Notify::new(),
+            retired: AtomicBool::new(false),
+        }
+    }
 }
 
 impl Tree {
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn subscriptions(&self) -> Vec<Arc<SubscriptionState>> {
+        self.parts().subscriptions.clone()
+    }
+
+    pub(crate) fn groups(&self) -> Vec<Arc<GroupState>> {
+        self.parts().groups.clone()
+    }
+
+    pub(crate) fn delay_sets(&self) -> Vec<Arc<DelaySet>> {
+        self.parts().delay_sets.clone()
+    }
+
+    /// The subscription of this number, as long as it belongs to the tree.
+    pub(crate) fn subscription(&self, number: usize) -> Option<Arc<SubscriptionState>> {
+        let parts = self.parts();
+        let found = parts.subscriptions.iter().find(|it| it.number == number);
+        found.cloned()
+    }
+
+    /// The subscription of this name.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<SubscriptionState>> {
+        let parts = self.parts();
+        let found = parts.subscriptions.iter().find(|it| **it.name() == *name);
+        found.cloned()
+    }
+
+    pub(crate) fn group(&self, number: usize) -> Option<Arc<GroupState>> {
+        let parts = self.parts();
+        let found = parts.groups.iter().find(|it| it.number == number);
+        found.cloned()
+    }
+
+    pub(crate) fn delay_set(&self, number: usize) -> Option<Arc<DelaySet>> {
+        let parts = self.parts();
+        let found = parts.delay_sets.iter().find(|it| it.number == number);
+        found.cloned()
+    }
+
+    /// What runs, as it was planned.
+    pub(crate) fn plans(&self) -> Vec<PlannedSubscription> {
+        let parts = self.parts();
+        parts
+            .subscriptions
+            .iter()
+            .map(|it| it.plan.clone())
+            .collect()
+    }
+
+    /// Takes a subscription in, with the group and the delay set that it needs. `last_delivered` is
+    /// where its group stands.
+    pub(crate) fn take_in(&self, plan: PlannedSubscription, last_delivered: EntryId) -> Change {
+        let number = || self.numbers.fetch_add(1, Ordering::Relaxed);
+        let settings = &plan.settings;
+        let mut parts = self.parts();
+        let known = parts.groups.iter().find(|it| it.is_of(&plan)).cloned();
+        let is_new = known.is_none();
+        let group = known.unwrap_or_else(|| Arc::new(GroupState::new(number(), &plan)));
+        if is_new {
+            parts.groups.push(Arc::clone(&group));
+        }
+        let (mut delay_set, mut new_delay_set) = (None, None);
+        if let Some((set, ttl)) = plan.delay_set() {
+            delay_set = parts.delay_sets.iter().find(|it| it.set == *set).cloned();
+            if delay_set.is_none() {
+                let stream = settings.stream.clone();
+                let new = Arc::new(DelaySet::new(number(), set.clone(), stream, ttl));
+                parts.delay_sets.push(Arc::clone(&new));
+                (delay_set, new_delay_set) = (Some(Arc::clone(&new)), Some(new));
+            }
+        }
+        let source = Arc::new(Source {
+            stream: settings.stream.clone(),
+            group: Arc::clone(&plan.group),
+            consumer: Arc::clone(&plan.consumer),
+            subscription: Arc::clone(&plan.name),
+            mode: match settings.mode {
+                ReadMode::Tail => Mode::Tail,
+                ReadMode::Reclaim { .. } => Mode::Reclaim,
+                ReadMode::Claiming { .. } => Mode::Claiming,
+            },
+            publisher: self.publisher.clone(),
+            index: group.in_flight.join(),
+            lost: Notify::new(),
+        });
+        let subscription = Arc::new(SubscriptionState {
+            number: number(),
+            source,
+            group: Arc::clone(&group),
+            cursor: Mutex::new(Cursor::new(last_delivered)),
+            lanes: Lanes::new(
+                settings.workers,
+                settings.ordered_by.clone(),
+                plan.handling.takes(),
+            ),
+            roster: Roster::new(),
+            connection: Mutex::new(None),
+            condition: Condition::new(Arc::clone(&plan.name), self.announcer.clone()),
+            announcer: self.announcer.clone(),
+            delay_set,
+            hold: watch::Sender::new(Hold::default()),
+            given_back: GivenBack::default(),
+            max_in_flight: AtomicUsize::new(settings.max_in_flight),
+            parked_full: AtomicBool::new(false),
+            hot_key_told: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            counters: Counters::default(),
+            plan,
+        });
+        group.members().push(Arc::downgrade(&subscription));
+        parts.subscriptions.push(Arc::clone(&subscription));
+        Change {
+            subscription,
+            group: is_new.then_some(group),
+            delay_set: new_delay_set,
+        }
+    }
+
+    /// Takes a subscription out, with the group and the delay set that nobody else uses.
+    pub(crate) fn take_out(&self, subscription: Arc<SubscriptionState>) -> Change {
+        let mut parts = self.parts();
+        parts
+            .subscriptions
+            .retain(|it| it.number != subscription.number);
+        let group = Arc::clone(&subscription.group);
+        group.in_flight.part(subscription.source.index);
+        group.queue.left(subscription.source.index);
+        let this = |it: &Weak<SubscriptionState>| std::ptr::eq(it.as_ptr(), &*subscription);
+        group.members().retain(|it| !this(it));
+        let in_group = |it: &Arc<SubscriptionState>| Arc::ptr_eq(&it.group, &group);
+        let group = (!parts.subscriptions.iter().any(in_group)).then_some(group);
+        subscription.roster.close();
+        if let Some(group) = &group {
+            group.in_flight.close();
+            group.retired.store(true, Ordering::Release);
+            parts.groups.retain(|it| it.number != group.number);
+        }
+        let delay_set = subscription.delay_set.clone().filter(|set| {
+            let uses = |it: &Arc<SubscriptionState>| {
+                it.delay_set
+                    .as_ref()
+                    .is_some_and(|it| it.number == set.number)
+            };
+            !parts.subscriptions.iter().any(uses)
+        });
+        if let Some(delay_set) = &delay_set {
+            delay_set.retired.store(true, Ordering::Release);
+            parts.delay_sets.retain(|it| it.number != delay_set.number);
+        }
+        Change {
+            subscription,
+            group,
+            delay_set,
+        }
+    }
+
+    /// Everybody looks at what has changed: how often each group is kept fresh, and who is not needed
+    /// any more.
+    pub(crate) fn changed(&self, plans: &[PlannedSubscription]) {
+        for group in self.groups() {
+            if let Some(plan) = plans.iter().find(|it| group.is_of(it)) {
+                *group
+                    .keep_alive
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = plan.keep_alive;
+            }
+        }
+        self.order.send_modify(|order| order.changes += 1);
+    }
+
     /// Opens a connection that is closed with the tree at the latest.
     pub(crate) async fn connect(
         &self,
@@ -190,10 +411,10 @@ impl Tree {
 
     /// Nobody is here any more: whoever waits for something of this tree learns that it will not come.
     pub(crate) fn close(&self) {
-        for group in &self.groups {
+        for group in self.groups() {
             group.in_flight.close();
         }
-        for subscription in &self.subscriptions {
+        for subscription in self.subscriptions() {
             subscription.roster.close();
         }
     }
@@ -374,27 +595,66 @@ impl SubscriptionState {
 }
 
 impl GroupState {
-    /// The subscription of this index.
-    pub(crate) fn subscription(&self, index: usize) -> Option<Arc<SubscriptionState>> {
-        let subscriptions = self
-            .subscriptions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        subscriptions.get(index).and_then(Weak::upgrade)
+    fn new(number: usize, plan: &PlannedSubscription) -> Self {
+        let stream = plan.settings.stream.clone();
+        GroupState {
+            number,
+            group: Arc::new(Group::new(stream.clone(), Arc::clone(&plan.group))),
+            stream,
+            in_flight: InFlight::default(),
+            queue: SettleQueue::new(),
+            keep_alive: Mutex::new(plan.keep_alive),
+            subscriptions: Mutex::default(),
+            acknowledged: AtomicU64::new(0),
+            given_up: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+        }
     }
 
-    pub(crate) fn each_subscription(&self) -> Vec<Arc<SubscriptionState>> {
+    /// Whether the subscription reads from it.
+    pub(crate) fn is_of(&self, plan: &PlannedSubscription) -> bool {
+        self.stream == plan.settings.stream && self.group.name == plan.group
+    }
+
+    fn members(&self) -> MutexGuard<'_, Vec<Weak<SubscriptionState>>> {
         self.subscriptions
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect()
+    }
+
+    /// The subscription of this index.
+    pub(crate) fn subscription(&self, index: usize) -> Option<Arc<SubscriptionState>> {
+        let subscriptions = self.members();
+        let mut subscriptions = subscriptions.iter().filter_map(Weak::upgrade);
+        subscriptions.find(|it| it.source.index == index)
+    }
+
+    pub(crate) fn each_subscription(&self) -> Vec<Arc<SubscriptionState>> {
+        self.members().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether what is acknowledged is deleted: it is if one of the subscriptions says so.
+    pub(crate) fn deletes(&self) -> bool {
+        let members = self.members();
+        let mut subscriptions = members.iter().filter_map(Weak::upgrade);
+        subscriptions.any(|it| it.plan.settings.after_ack == AfterAck::Delete)
+    }
+
+    /// How often what is in hand is kept fresh.
+    pub(crate) fn keep_alive(&self) -> Duration {
+        *self
+            .keep_alive
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place where this crate's tests have one of its actors fail.
     pub(crate) fn at(&self, point: &'static str) {
         fail_point(point, self.stream.as_bytes());
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
     }
 
     /// Nothing more is started and nothing kept from others. Returns who has to stop.

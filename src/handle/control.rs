@@ -1,62 +1,13 @@
 //! Changing a tree while it runs.
 
-use std::sync::Arc;
+use tokio::sync::oneshot;
 
 use super::SupervisorHandle;
-use crate::actors::{Message, SubscriptionState, SupervisorMessage};
-use crate::state::Reason;
-
-/// Why a running tree was not changed.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ControlError {
-    /// The tree has no subscription of this name.
-    #[error("there is no subscription `{name}`; {}", there_are(.known))]
-    NoSuchSubscription {
-        /// The name that was asked for.
-        name: String,
-        /// Those that there are.
-        known: Vec<Arc<str>>,
-    },
-    /// The subscription has been given up, under `RestartPolicy::isolate`, and does nothing any more.
-    #[error("the subscription `{name}` has failed and does nothing any more")]
-    Failed {
-        /// The subscription.
-        name: Arc<str>,
-    },
-    /// Its entries are forwarded to one actor.
-    #[error("the entries of `{name}` are forwarded to one actor, so there is one worker")]
-    Forwarded {
-        /// The subscription.
-        name: Arc<str>,
-    },
-    /// A value that cannot be.
-    #[error("`{setting}` must not be {value}; it must be at least 1")]
-    Setting {
-        /// The setting.
-        setting: &'static str,
-        /// The value that was asked for.
-        value: usize,
-    },
-    /// The tree has ended, or drains and is about to.
-    #[error("the tree has ended or is about to")]
-    Ended,
-}
-
-/// The same as `Display`: a `main` that returns the error shows its text.
-impl std::fmt::Debug for ControlError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
-
-fn there_are(known: &[Arc<str>]) -> String {
-    if known.is_empty() {
-        return "there is none at all".to_owned();
-    }
-    let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
-    format!("there are {}", known.join(", "))
-}
+use crate::actors::{
+    Addition, ControlError, Message, Removal, ShutdownReport, SupervisorMessage,
+    is_in_handler_of_subscription, prepare,
+};
+use crate::topology::Subscription;
 
 impl SupervisorHandle {
     /// Stops reading from a subscription, without ending anything: handlers that run finish, and their
@@ -82,7 +33,7 @@ impl SupervisorHandle {
     /// the tree drains.
     #[allow(clippy::unused_async)] // what it waits for is nobody's business
     pub async fn pause(&self, name: &str) -> Result<(), ControlError> {
-        self.running(name)?.pause(&self.held.tree, true);
+        self.held.tree.at_work(name)?.pause(&self.held.tree, true);
         Ok(())
     }
 
@@ -94,7 +45,7 @@ impl SupervisorHandle {
     /// As [`pause`](Self::pause).
     #[allow(clippy::unused_async)]
     pub async fn resume(&self, name: &str) -> Result<(), ControlError> {
-        self.running(name)?.pause(&self.held.tree, false);
+        self.held.tree.at_work(name)?.pause(&self.held.tree, false);
         Ok(())
     }
 
@@ -109,17 +60,17 @@ impl SupervisorHandle {
     /// [`ControlError::Forwarded`] where there is one actor for all.
     #[allow(clippy::unused_async)]
     pub async fn set_workers(&self, name: &str, workers: usize) -> Result<(), ControlError> {
-        let subscription = self.running(name)?;
+        let subscription = self.held.tree.at_work(name)?;
         if workers == 0 {
             let (setting, value) = ("workers", workers);
             return Err(ControlError::Setting { setting, value });
         }
         if subscription.plan.handling.forwards().is_some() {
-            let name = Arc::clone(subscription.name());
+            let name = std::sync::Arc::clone(subscription.name());
             return Err(ControlError::Forwarded { name });
         }
         subscription.lanes.set_workers(workers);
-        let message = Message::Staff(Arc::clone(subscription.name()));
+        let message = Message::Staff(subscription.number);
         let told = self.held.supervisor.cast(SupervisorMessage(message));
         told.map_err(|_| ControlError::Ended)
     }
@@ -140,7 +91,7 @@ impl SupervisorHandle {
     /// As [`pause`](Self::pause), and [`ControlError::Setting`] for 0.
     #[allow(clippy::unused_async)]
     pub async fn set_max_in_flight(&self, name: &str, entries: usize) -> Result<(), ControlError> {
-        let subscription = self.running(name)?;
+        let subscription = self.held.tree.at_work(name)?;
         if entries == 0 {
             return Err(ControlError::Setting {
                 setting: "max_in_flight",
@@ -151,27 +102,87 @@ impl SupervisorHandle {
         Ok(())
     }
 
-    /// The subscription of this name, if it can still be told something.
-    fn running(&self, name: &str) -> Result<Arc<SubscriptionState>, ControlError> {
+    /// Adds a subscription to the tree, checked as if it had been there from the start, and returns once
+    /// its actors run. The topology's default group is its group if it names none.
+    ///
+    /// ```no_run
+    /// # async fn example(supervisor: streamvisor::SupervisorHandle) -> Result<(), streamvisor::ControlError> {
+    /// use streamvisor::prelude::*;
+    ///
+    /// # async fn bill(_: u64, _: Context) -> Result<Outcome, BoxError> { Ok(Outcome::Ack) }
+    /// let invoices = Subscription::tail("invoices").named("invoices").handle_fn(bill);
+    /// supervisor.add(invoices).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Start`] names what is wrong with the subscription, beside those that run, or with the
+    /// server; [`ControlError::GroupFailed`], and [`ControlError::Ended`] once the tree drains. Nothing of it
+    /// runs then, and nothing has changed.
+    pub async fn add(&self, subscription: Subscription) -> Result<(), ControlError> {
         let tree = &self.held.tree;
-        if tree.order.borrow().stop_reading {
+        let has_ended = || tree.order.borrow().stop_reading;
+        if has_ended() {
             return Err(ControlError::Ended);
         }
-        let subscription = tree.subscriptions.iter().find(|it| **it.name() == *name);
-        let Some(subscription) = subscription else {
-            return Err(ControlError::NoSuchSubscription {
-                name: name.to_owned(),
-                known: tree
-                    .subscriptions
-                    .iter()
-                    .map(|it| Arc::clone(it.name()))
-                    .collect(),
-            });
+        let mut order = tree.order.subscribe();
+        let prepared = tokio::select! {
+            prepared = prepare(tree, &subscription) => prepared,
+            _ = order.wait_for(|order| order.stop_reading) => return Err(ControlError::Ended),
         };
-        if subscription.is_held_for(Reason::Failed) {
-            let name = Arc::clone(subscription.name());
-            return Err(ControlError::Failed { name });
+        let last_delivered = prepared?;
+        self.ask(|done| {
+            Message::Add(Box::new(Addition {
+                subscription,
+                last_delivered,
+                done,
+            }))
+        })
+        .await
+    }
+
+    /// Ends a subscription in the order of a shutdown, within `Topology::shutdown_timeout`, and takes it out
+    /// of the tree: nothing new of it is read, what was not started is given back, running handlers finish,
+    /// its verdicts are stored, and its consumer is removed if nothing is pending. A handler that still runs
+    /// at the deadline is ended; its entry stays pending. Nothing else in the tree takes part. Afterwards the
+    /// name is free.
+    ///
+    /// A subscription that is paused or has failed can be removed too.
+    ///
+    /// ```no_run
+    /// # async fn example(supervisor: streamvisor::SupervisorHandle) -> Result<(), streamvisor::ControlError> {
+    /// let report = supervisor.remove("invoices").await?;
+    /// println!("{} entries were given back", report.given_back);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NoSuchSubscription`], [`ControlError::BeingRemoved`], [`ControlError::FromHandler`] when
+    /// called by one of its own handlers, and [`ControlError::Ended`] once the tree drains.
+    pub async fn remove(&self, name: &str) -> Result<ShutdownReport, ControlError> {
+        let tree = &self.held.tree;
+        let subscription = tree.to_be_removed(name)?;
+        if is_in_handler_of_subscription(tree, subscription.number) {
+            return Err(ControlError::FromHandler);
         }
-        Ok(Arc::clone(subscription))
+        let name = name.to_owned();
+        self.ask(|done| Message::Remove(Removal { name, done }))
+            .await
+    }
+
+    /// Has the supervisor do something, and waits for its answer.
+    async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<T, ControlError>>) -> Message,
+    ) -> Result<T, ControlError> {
+        let (done, answer) = oneshot::channel();
+        let message = SupervisorMessage(message(done));
+        // One that is gone, and one that goes before it has answered, has ended.
+        let _ = self.held.supervisor.cast(message);
+        answer.await.unwrap_or(Err(ControlError::Ended))
     }
 }

@@ -140,6 +140,8 @@ pub enum Event {
     Paused { subscription: Arc<str> },
     /// The subscription was told to go on.
     Resumed { subscription: Arc<str> },
+    /// The subscription was removed from the tree.
+    Removed { subscription: Arc<str> },
     /// An actor's restart budget is spent: the tree ends, or with `RestartPolicy::isolate` its
     /// subscriptions fail.
     Escalated { child: Child, error: String },
@@ -155,6 +157,7 @@ impl Event {
             | Event::Paused { .. }
             | Event::Resumed { .. }
             | Event::TargetBack { .. }
+            | Event::Removed { .. }
             | Event::Drained { .. }
             | Event::ServerBack { .. } => tracing::Level::INFO,
             Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
@@ -256,6 +259,7 @@ impl fmt::Display for Event {
             },
             Event::Paused { subscription } => write!(f, "`{subscription}` pauses"),
             Event::Resumed { subscription } => write!(f, "`{subscription}` resumes"),
+            Event::Removed { subscription } => write!(f, "`{subscription}` was removed"),
             Event::Escalated { child, error } => {
                 write!(f, "{child} keeps failing and is given up: {error}")
             }

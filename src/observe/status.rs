@@ -20,7 +20,7 @@ use crate::message::{Mode, StreamKey};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// Each subscription, in the topology's order.
+    /// Each subscription: those of the topology in its order, then those that were added.
     pub subscriptions: Vec<SubscriptionStatus>,
     /// The actors that were started again, with how often.
     pub restarts: Vec<Restarts>,
@@ -108,7 +108,7 @@ pub enum State {
     NoTarget,
     /// Its restart budget is spent and it has been given up.
     Failed,
-    /// The tree is stopping.
+    /// The tree is stopping, or the subscription is being removed from it.
     Draining,
 }
 

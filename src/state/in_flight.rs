@@ -16,16 +16,18 @@ use crate::message::{EntryId, Received};
 /// subscription, running in a worker, or parked or settling in the [`SettleQueue`](super::SettleQueue).
 /// This table holds it all the while: it is what credit is derived from, what the keep-alive keeps
 /// fresh, and what no reader hands over a second time.
+#[derive(Default)]
 pub(crate) struct InFlight {
     table: Mutex<Table>,
-    /// One per subscription: told whenever something was let go of.
-    freed: Vec<Notify>,
 }
 
 #[derive(Default)]
 struct Table {
     held: HashMap<EntryId, Held>,
-    subscriptions: Vec<Usage>,
+    /// The subscriptions of the group; a handful at most, so they are found by looking through them.
+    subscriptions: Vec<Member>,
+    /// How many subscriptions there ever were: the index of the next one.
+    joined: usize,
     /// Entries that were let go of and stay pending in our name. Only kept while a recovery could find
     /// them and hand them over again.
     left: HashSet<EntryId>,
@@ -35,6 +37,32 @@ struct Table {
     awaited: HashMap<EntryId, Vec<oneshot::Sender<()>>>,
     /// Nothing more is let go of.
     closed: bool,
+}
+
+/// A subscription of the group.
+struct Member {
+    index: usize,
+    usage: Usage,
+    /// Of its entries, those whose verdict the server has stored.
+    settled: u64,
+    /// Told whenever something was let go of, for whoever waits for room.
+    freed: Arc<Notify>,
+    /// Told when nothing is in hand or parked any more.
+    emptied: Arc<Notify>,
+}
+
+fn member(subscriptions: &mut [Member], index: usize) -> Option<&mut Member> {
+    subscriptions.iter_mut().find(|it| it.index == index)
+}
+
+impl Table {
+    fn member(&mut self, index: usize) -> Option<&mut Member> {
+        member(&mut self.subscriptions, index)
+    }
+
+    fn usage(&mut self, index: usize) -> Option<&mut Usage> {
+        self.member(index).map(|it| &mut it.usage)
+    }
 }
 
 struct Held {
@@ -92,16 +120,51 @@ impl Table {
     }
 }
 
+impl Usage {
+    fn remove(&mut self, bytes: usize) {
+        self.entries = self.entries.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries == 0 && self.parked == 0
+    }
+}
+
+/// Why an entry is let go of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Because {
+    /// The server has stored its verdict.
+    Settled,
+    /// It is another's, or nobody's.
+    NotOurs,
+    /// It stays pending in our name.
+    Left,
+}
+
 impl InFlight {
-    /// Nothing in hand, for a group with this many subscriptions.
-    pub(crate) fn new(subscriptions: usize) -> Self {
-        InFlight {
-            table: Mutex::new(Table {
-                subscriptions: vec![Usage::default(); subscriptions],
-                ..Table::default()
-            }),
-            freed: (0..subscriptions).map(|_| Notify::new()).collect(),
-        }
+    /// A subscription comes to the group. Returns the index by which it goes from now on; none is given
+    /// twice.
+    pub(crate) fn join(&self) -> usize {
+        let mut table = lock(&self.table);
+        let index = table.joined;
+        table.joined += 1;
+        table.subscriptions.push(Member {
+            index,
+            usage: Usage::default(),
+            settled: 0,
+            freed: Arc::default(),
+            emptied: Arc::default(),
+        });
+        index
+    }
+
+    /// A subscription leaves the group. What it still has in hand stays here until it is let go of.
+    pub(crate) fn part(&self, index: usize) {
+        lock(&self.table)
+            .subscriptions
+            .retain(|it| it.index != index);
+        self.keep_left(index, false);
     }
 
     /// Takes in what was read. What is held already is left out of what it returns: it is being taken
@@ -118,9 +181,9 @@ impl InFlight {
             let received = Arc::new(received);
             let index = received.source.index;
             (largest, of) = (largest.max(received.bytes), Some(index));
-            if let Some(usage) = table.subscriptions.get_mut(index) {
-                usage.entries += 1;
-                usage.bytes += received.bytes;
+            if let Some(member) = member(&mut table.subscriptions, index) {
+                member.usage.entries += 1;
+                member.usage.bytes += received.bytes;
             }
             place.insert(Held {
                 what: What::InHand(Arc::clone(&received)),
@@ -128,7 +191,7 @@ impl InFlight {
             });
             new.push(received);
         }
-        if let Some(usage) = of.and_then(|index| table.subscriptions.get_mut(index)) {
+        if let Some(usage) = of.and_then(|index| table.usage(index)) {
             // Falls by an eighth with each reply, so that one large entry is not for ever.
             usage.largest = largest.max(usage.largest - usage.largest / 8);
         }
@@ -160,13 +223,18 @@ impl InFlight {
     }
 
     /// The server has stored the verdicts: these are no longer ours.
+    pub(crate) fn settled(&self, ids: impl IntoIterator<Item = EntryId>) {
+        self.let_go(ids, Because::Settled);
+    }
+
+    /// Others see to these: they are no longer ours.
     pub(crate) fn release(&self, ids: impl IntoIterator<Item = EntryId>) {
-        self.let_go(ids, false);
+        self.let_go(ids, Because::NotOurs);
     }
 
     /// These stay pending in our name, and nobody here handles them.
     pub(crate) fn leave(&self, ids: impl IntoIterator<Item = EntryId>) {
-        self.let_go(ids, true);
+        self.let_go(ids, Because::Left);
     }
 
     /// The same for entries that were not started, of which another subscription may have some by now.
@@ -182,13 +250,15 @@ impl InFlight {
         self.leave(ours);
     }
 
-    fn let_go(&self, ids: impl IntoIterator<Item = EntryId>, stay_pending: bool) {
-        let mut freed = 0u64;
+    fn let_go(&self, ids: impl IntoIterator<Item = EntryId>, because: Because) {
+        let mut freed: Vec<(usize, Arc<Notify>)> = Vec::new();
+        let mut emptied: Vec<Arc<Notify>> = Vec::new();
         let mut gone = Vec::new(); // bodies are freed after the lock
         {
             let mut table = lock(&self.table);
+            let table = &mut *table;
             for id in ids {
-                if stay_pending && !table.recovering.is_empty() {
+                if because == Because::Left && !table.recovering.is_empty() {
                     table.left.insert(id);
                 }
                 let Some(held) = table.held.remove(&id) else {
@@ -196,31 +266,28 @@ impl InFlight {
                 };
                 table.tell(id);
                 let index = match &held.what {
-                    What::InHand(received) => {
-                        let index = received.source.index;
-                        if let Some(usage) = table.subscriptions.get_mut(index) {
-                            usage.entries = usage.entries.saturating_sub(1);
-                            usage.bytes = usage.bytes.saturating_sub(received.bytes);
-                        }
-                        index
-                    }
-                    What::Parked { subscription, .. } => {
-                        if let Some(usage) = table.subscriptions.get_mut(*subscription) {
-                            usage.parked = usage.parked.saturating_sub(1);
-                        }
-                        *subscription
-                    }
+                    What::InHand(received) => received.source.index,
+                    What::Parked { subscription, .. } => *subscription,
                     What::Abandoned { .. } => continue,
                 };
-                freed |= 1 << (index % 64);
+                if let Some(member) = table.member(index) {
+                    match &held.what {
+                        What::InHand(received) => member.usage.remove(received.bytes),
+                        _ => member.usage.parked = member.usage.parked.saturating_sub(1),
+                    }
+                    member.settled += u64::from(because == Because::Settled);
+                    if !freed.iter().any(|(of, _)| *of == index) {
+                        freed.push((index, Arc::clone(&member.freed)));
+                    }
+                    if member.usage.is_empty() {
+                        emptied.push(Arc::clone(&member.emptied));
+                    }
+                }
                 gone.push(held);
             }
         }
-        for (index, notify) in self.freed.iter().enumerate() {
-            if freed & (1 << (index % 64)) != 0 {
-                notify.notify_one();
-            }
-        }
+        freed.iter().for_each(|(_, freed)| freed.notify_one());
+        emptied.iter().for_each(|emptied| emptied.notify_waiters());
     }
 
     /// Gives the entry's body and credit back while it waits for its delay; `false` when `most` of
@@ -235,23 +302,20 @@ impl InFlight {
             return true;
         };
         let (index, bytes) = (received.source.index, received.bytes);
-        let Some(usage) = table.subscriptions.get_mut(index) else {
+        let Some(member) = member(&mut table.subscriptions, index) else {
             return false;
         };
-        if usage.parked >= most {
+        if member.usage.parked >= most {
             return false;
         }
-        usage.parked += 1;
-        usage.entries = usage.entries.saturating_sub(1);
-        usage.bytes = usage.bytes.saturating_sub(bytes);
+        member.usage.parked += 1;
+        member.usage.remove(bytes);
+        member.freed.notify_one();
         held.what = What::Parked {
             owner: Arc::clone(&received.source.consumer),
             subscription: index,
         };
         table.tell(id);
-        if let Some(freed) = self.freed.get(index) {
-            freed.notify_one();
-        }
         true
     }
 
@@ -291,40 +355,79 @@ impl InFlight {
         };
         if let What::InHand(received) = &held.what {
             let index = received.source.index;
-            if let Some(usage) = table.subscriptions.get_mut(index) {
-                usage.entries = usage.entries.saturating_sub(1);
-                usage.bytes = usage.bytes.saturating_sub(received.bytes);
+            let member = member(&mut table.subscriptions, index);
+            if let Some(member) = member {
+                member.usage.remove(received.bytes);
+                member.freed.notify_one();
+                if member.usage.is_empty() {
+                    member.emptied.notify_waiters();
+                }
             }
             held.what = What::Abandoned {
                 owner: Arc::clone(&received.source.consumer),
             };
-            if let Some(freed) = self.freed.get(index) {
-                freed.notify_one();
-            }
         }
     }
 
     /// What the subscription has in hand.
     pub(crate) fn usage(&self, subscription: usize) -> Usage {
-        lock(&self.table)
-            .subscriptions
-            .get(subscription)
-            .copied()
-            .unwrap_or_default()
+        let usage = lock(&self.table).usage(subscription).copied();
+        usage.unwrap_or_default()
+    }
+
+    /// How many of its entries have their verdict stored on the server.
+    pub(crate) fn settled_of(&self, subscription: usize) -> u64 {
+        let mut table = lock(&self.table);
+        table.member(subscription).map_or(0, |it| it.settled)
+    }
+
+    /// Those of the ids that belong to the subscription.
+    pub(crate) fn only_of(&self, subscription: usize, ids: Vec<EntryId>) -> Vec<EntryId> {
+        let table = lock(&self.table);
+        let of = |id: &EntryId| match table.held.get(id).map(|held| &held.what) {
+            Some(What::InHand(received)) => received.source.index == subscription,
+            Some(What::Parked {
+                subscription: of, ..
+            }) => *of == subscription,
+            Some(What::Abandoned { .. }) | None => false,
+        };
+        ids.into_iter().filter(of).collect()
     }
 
     /// Returns when something of the subscription was let go of since the last call.
     pub(crate) async fn freed(&self, subscription: usize) {
-        match self.freed.get(subscription) {
+        let freed = lock(&self.table)
+            .member(subscription)
+            .map(|it| Arc::clone(&it.freed));
+        match freed {
             Some(freed) => freed.notified().await,
             None => std::future::pending().await,
         }
     }
 
+    /// Returns once the subscription has nothing in hand, and nothing parked.
+    pub(crate) async fn emptied(&self, subscription: usize) {
+        loop {
+            let Some(emptied) = lock(&self.table)
+                .member(subscription)
+                .map(|it| Arc::clone(&it.emptied))
+            else {
+                return;
+            };
+            let told = emptied.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if self.usage(subscription).is_empty() {
+                return;
+            }
+            told.await;
+        }
+    }
+
     /// Has whoever waits for something to be let go of look again.
     pub(crate) fn nudge(&self, subscription: usize) {
-        if let Some(freed) = self.freed.get(subscription) {
-            freed.notify_one();
+        if let Some(member) = lock(&self.table).member(subscription) {
+            member.freed.notify_one();
         }
     }
 
@@ -434,6 +537,12 @@ mod tests {
         EntryId::new(ms, 0)
     }
 
+    fn group_of(subscriptions: usize) -> InFlight {
+        let held = InFlight::default();
+        (0..subscriptions).for_each(|index| assert_eq!(held.join(), index));
+        held
+    }
+
     fn usage(entries: usize, parked: usize) -> Usage {
         Usage {
             entries,
@@ -445,7 +554,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_taken_in_once_and_its_credit_comes_back_once() {
-        let held = InFlight::new(2);
+        let held = group_of(2);
         assert_eq!(
             held.register(vec![received(1, 0), received(2, 0)], Instant::now())
                 .len(),
@@ -464,7 +573,7 @@ mod tests {
 
     #[test]
     fn parking_gives_the_credit_back_until_the_bound() {
-        let held = InFlight::new(1);
+        let held = group_of(1);
         held.register((1..=3).map(|ms| received(ms, 0)).collect(), Instant::now());
         assert!(held.park(id(1), 2));
         assert!(held.park(id(2), 2));
@@ -476,7 +585,7 @@ mod tests {
 
     #[test]
     fn only_what_is_old_is_kept_fresh_and_nothing_that_was_given_up() {
-        let held = InFlight::new(1);
+        let held = group_of(1);
         let (then, age) = (Instant::now(), Duration::from_secs(5));
         held.register((1..=4).map(|ms| received(ms, 0)).collect(), then);
         assert!(held.aging(age, then).is_empty());
@@ -498,7 +607,7 @@ mod tests {
 
     #[test]
     fn what_was_left_pending_is_remembered_while_a_recovery_could_find_it() {
-        let held = InFlight::new(1);
+        let held = group_of(1);
         held.keep_left(0, true);
         held.register(vec![received(1, 0), received(2, 0)], Instant::now());
         held.leave([id(1)]);
@@ -511,7 +620,7 @@ mod tests {
 
     #[test]
     fn what_another_subscription_has_taken_over_meanwhile_is_not_let_go_of() {
-        let held = InFlight::new(2);
+        let held = group_of(2);
         let given_back = held.register(vec![received(1, 0)], Instant::now());
         held.hand_back(&given_back);
         assert!(!held.holds(id(1)));
@@ -522,9 +631,31 @@ mod tests {
 
     #[tokio::test]
     async fn freeing_is_noticed_even_when_it_comes_first() {
-        let held = InFlight::new(2);
+        let held = group_of(2);
         held.register(vec![received(1, 1)], Instant::now());
         held.release([id(1)]);
+        held.freed(1).await;
+    }
+
+    #[tokio::test]
+    async fn a_subscription_that_has_left_takes_nothing_along_and_leaves_its_index_to_nobody() {
+        let held = group_of(2);
+        held.register(vec![received(1, 0), received(2, 0)], Instant::now());
+        held.register(vec![received(3, 1)], Instant::now());
+        assert_eq!(held.only_of(0, vec![id(1), id(2), id(3)]), [id(1), id(2)]);
+        held.settled([id(1)]);
+        assert_eq!((held.settled_of(0), held.settled_of(1)), (1, 0));
+        let mut emptied = Box::pin(held.emptied(0));
+        assert!(futures_util::poll!(emptied.as_mut()).is_pending());
+        held.park(id(2), 1);
+        assert!(futures_util::poll!(emptied.as_mut()).is_pending());
+        held.release([id(2)]);
+        emptied.await;
+        held.part(0);
+        assert_eq!(held.join(), 2);
+        assert_eq!(held.usage(1).entries, 1);
+        held.settled([id(3)]);
+        held.emptied(1).await;
         held.freed(1).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Verdicts that were given and are not yet stored on the server.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ struct Inner {
     due: Vec<ParkedJob>,
     /// Nobody will be here when a delay is over: none is waited for.
     ending: bool,
+    /// The subscriptions of which the same is true.
+    leaving: HashSet<usize>,
     /// Nothing is started any more.
     starts_closed: bool,
 }
@@ -131,7 +133,8 @@ impl SettleQueue {
     /// An entry waits here until `due`.
     pub(crate) fn park(&self, due: Instant, job: ParkedJob) {
         let mut inner = lock(&self.inner);
-        let due = if inner.ending { Instant::now() } else { due };
+        let at_once = inner.ending || inner.leaving.contains(&job.subscription);
+        let due = if at_once { Instant::now() } else { due };
         inner.parked.insert((due, job.id), job);
         drop(inner);
         self.work.notify_one();
@@ -263,6 +266,31 @@ impl SettleQueue {
         self.work.notify_one();
     }
 
+    /// The same for one subscription, which is about to leave.
+    pub(crate) fn all_due_of(&self, subscription: usize) {
+        let mut inner = lock(&self.inner);
+        inner.leaving.insert(subscription);
+        let now = Instant::now();
+        inner.parked = std::mem::take(&mut inner.parked)
+            .into_iter()
+            .map(|((due, id), job)| {
+                let due = if job.subscription == subscription {
+                    now
+                } else {
+                    due
+                };
+                ((due, id), job)
+            })
+            .collect();
+        drop(inner);
+        self.work.notify_one();
+    }
+
+    /// The subscription has left: nothing more of it will come.
+    pub(crate) fn left(&self, subscription: usize) {
+        lock(&self.inner).leaving.remove(&subscription);
+    }
+
     /// The starts to be counted next. They are not kept: a worker that gets no answer asks again.
     pub(crate) fn take_starts(&self) -> Vec<StartJob> {
         let mut inner = lock(&self.inner);
@@ -354,6 +382,25 @@ mod tests {
             headers: Vec::new(),
             refusals: 0,
         }
+    }
+
+    #[test]
+    fn of_a_subscription_that_leaves_all_is_due_and_of_the_others_nothing() {
+        let queue = SettleQueue::new();
+        let of = |ms, subscription| ParkedJob {
+            subscription,
+            ..parked(ms)
+        };
+        let later = Instant::now() + Duration::from_secs(3600);
+        queue.park(later, of(1, 0));
+        queue.park(later, of(2, 1));
+        queue.all_due_of(1);
+        queue.park(later, of(3, 1));
+        let due = queue.take_due(Instant::now());
+        assert_eq!(due.iter().map(|it| it.id.ms).collect::<Vec<_>>(), [2, 3]);
+        queue.due_done(Vec::new(), later);
+        queue.left(1);
+        assert_eq!(queue.next_due(), Some(later));
     }
 
     fn ids(jobs: &[CopyJob]) -> Vec<u64> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::handling::Handling;
 use super::retry::{End, OnCrash, Place};
-use super::subscription::{Settings, Start};
+use super::subscription::{Settings, Start, Subscription};
 use super::topology::Topology;
 use crate::message::StreamKey;
 
@@ -100,11 +100,6 @@ fn a_third_of(min_idle: &Duration) -> String {
     format!("Duration::from_millis({})", min_idle.as_millis() / 3)
 }
 
-/// A topology that can be started.
-pub(crate) struct Plan {
-    pub subscriptions: Vec<PlannedSubscription>,
-}
-
 /// A subscription with everything known but what the server says.
 #[derive(Clone)]
 pub(crate) struct PlannedSubscription {
@@ -124,52 +119,88 @@ impl PlannedSubscription {
             Place::InProcess => None,
         }
     }
+
+    /// Whether the other one reads from the same group.
+    pub(crate) fn is_beside(&self, other: &PlannedSubscription) -> bool {
+        self.group == other.group && self.settings.stream == other.settings.stream
+    }
 }
 
 impl Topology {
     /// Resolves and checks. `instance` makes default consumer names unique: host, process and a random
     /// part.
-    pub(crate) fn plan(&self, instance: &str) -> Result<Plan, InvalidTopology> {
+    pub(crate) fn plan(&self, instance: &str) -> Result<Vec<PlannedSubscription>, InvalidTopology> {
         if self.subscriptions.is_empty() {
             return Err(InvalidTopology::Empty);
         }
-        let mut subscriptions = Vec::with_capacity(self.subscriptions.len());
-        for subscription in &self.subscriptions {
-            let settings = subscription.settings.clone();
-            let Some(group) = settings.group.as_ref().or(self.default_group.as_ref()) else {
-                return Err(InvalidTopology::NoGroup {
-                    stream: settings.stream,
-                });
-            };
-            let mode = settings.mode.as_str();
-            let name = settings
-                .name
-                .clone()
-                .unwrap_or_else(|| format!("{}/{group}/{mode}", settings.stream));
-            let consumer = settings
-                .consumer
-                .clone()
-                .unwrap_or_else(|| format!("{instance}-{name}"));
-            subscriptions.push(PlannedSubscription {
-                name: name.into(),
-                group: group.as_str().into(),
-                consumer: consumer.into(),
-                keep_alive: LONGEST_KEEP_ALIVE,
-                settings,
-                handling: Arc::clone(&subscription.handling),
-            });
-        }
-        for subscription in &subscriptions {
-            check_settings(subscription)?;
-            if self.redis.is_clustered() {
-                check_slots(subscription)?;
-            }
-        }
-        check_names(&subscriptions)?;
-        check_delay_sets(&subscriptions)?;
-        set_keep_alives(&mut subscriptions)?;
-        Ok(Plan { subscriptions })
+        let defaults = Defaults {
+            group: self.default_group.as_deref(),
+            clustered: self.redis.is_clustered(),
+            instance,
+        };
+        plan(Vec::new(), &self.subscriptions, &defaults)
     }
+}
+
+/// What a subscription is given where it says nothing itself.
+pub(crate) struct Defaults<'a> {
+    pub group: Option<&'a str>,
+    /// Whether the keys of one step have to share a slot.
+    pub clustered: bool,
+    /// What makes default consumer names unique.
+    pub instance: &'a str,
+}
+
+/// Resolves these subscriptions and checks them with those that run. Returns all of them, these last.
+pub(crate) fn plan(
+    running: Vec<PlannedSubscription>,
+    new: &[Subscription],
+    defaults: &Defaults<'_>,
+) -> Result<Vec<PlannedSubscription>, InvalidTopology> {
+    let mut subscriptions = running;
+    let first_new = subscriptions.len();
+    for subscription in new {
+        subscriptions.push(resolve(subscription, defaults)?);
+    }
+    for subscription in subscriptions.iter().skip(first_new) {
+        check_settings(subscription)?;
+        if defaults.clustered {
+            check_slots(subscription)?;
+        }
+    }
+    check_names(&subscriptions)?;
+    check_delay_sets(&subscriptions)?;
+    set_keep_alives(&mut subscriptions)?;
+    Ok(subscriptions)
+}
+
+fn resolve(
+    subscription: &Subscription,
+    defaults: &Defaults<'_>,
+) -> Result<PlannedSubscription, InvalidTopology> {
+    let settings = subscription.settings.clone();
+    let Some(group) = settings.group.as_deref().or(defaults.group) else {
+        return Err(InvalidTopology::NoGroup {
+            stream: settings.stream,
+        });
+    };
+    let mode = settings.mode.as_str();
+    let name = settings
+        .name
+        .clone()
+        .unwrap_or_else(|| format!("{}/{group}/{mode}", settings.stream));
+    let consumer = settings
+        .consumer
+        .clone()
+        .unwrap_or_else(|| format!("{}-{name}", defaults.instance));
+    Ok(PlannedSubscription {
+        name: name.into(),
+        group: group.into(),
+        consumer: consumer.into(),
+        keep_alive: LONGEST_KEEP_ALIVE,
+        settings,
+        handling: Arc::clone(&subscription.handling),
+    })
 }
 
 fn check_settings(subscription: &PlannedSubscription) -> Result<(), InvalidTopology> {
@@ -295,7 +326,7 @@ fn check_names(subscriptions: &[PlannedSubscription]) -> Result<(), InvalidTopol
                     name: first.name.to_string(),
                 });
             }
-            if first.settings.stream != second.settings.stream || first.group != second.group {
+            if !first.is_beside(second) {
                 continue;
             }
             let names = || (first.name.to_string(), second.name.to_string());
@@ -340,7 +371,9 @@ fn check_delay_sets(subscriptions: &[PlannedSubscription]) -> Result<(), Invalid
 
 /// The interval of a group is the shortest that one of its subscriptions asks for, else a third of
 /// the smallest `min_idle`.
-fn set_keep_alives(subscriptions: &mut [PlannedSubscription]) -> Result<(), InvalidTopology> {
+pub(crate) fn set_keep_alives(
+    subscriptions: &mut [PlannedSubscription],
+) -> Result<(), InvalidTopology> {
     /// What the subscriptions of a group ask for, the smallest of each.
     #[derive(Default)]
     struct Asked {
@@ -407,7 +440,7 @@ impl Start {
 mod tests {
     use super::*;
     use crate::message::{Context, Outcome};
-    use crate::topology::{DelayedRetry, Draft, Redis, RetryPolicy, Subscription};
+    use crate::topology::{DelayedRetry, Draft, Redis, RetryPolicy};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -415,7 +448,7 @@ mod tests {
         draft.handle_fn(|_: u64, _: Context| async { Ok(Outcome::Ack) })
     }
 
-    fn check(url: &str, drafts: Vec<Draft>) -> Result<Plan, InvalidTopology> {
+    fn check(url: &str, drafts: Vec<Draft>) -> Result<Vec<PlannedSubscription>, InvalidTopology> {
         let topology = Topology::new(Redis::url(url).unwrap()).default_group("g");
         drafts
             .into_iter()
@@ -436,7 +469,7 @@ mod tests {
         let plan = check("redis://localhost", vec![Subscription::tail("s")])
             .ok()
             .unwrap();
-        let only = &plan.subscriptions[0];
+        let only = &plan[0];
         assert_eq!(&*only.name, "s/g/tail");
         assert_eq!(&*only.consumer, "here-1-abc-s/g/tail");
         assert_eq!(only.keep_alive, 5 * SECOND);
@@ -451,7 +484,7 @@ mod tests {
             Subscription::tail("other"),
         ];
         let plan = check("redis://localhost", drafts).ok().unwrap();
-        let intervals: Vec<_> = plan.subscriptions.iter().map(|s| s.keep_alive).collect();
+        let intervals: Vec<_> = plan.iter().map(|s| s.keep_alive).collect();
         assert_eq!(intervals, [SECOND, SECOND, SECOND, 5 * SECOND]);
     }
 

@@ -60,9 +60,8 @@ impl Calls {
         // Others were woken for what waits, and the handler may block this thread.
         make_way();
         let began = Instant::now();
-        HANDLER_OF
-            .scope(address(&post.tree), runner.run(&mut share))
-            .await;
+        let of = (address(&post.tree), post.subscription.number);
+        HANDLER_OF.scope(of, runner.run(&mut share)).await;
         let started = share.started;
         post.subscription.lanes.measured(started, began.elapsed());
     }

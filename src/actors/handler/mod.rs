@@ -29,8 +29,8 @@ use desk::WorkersDesk;
 use sends::Sends;
 
 tokio::task_local! {
-    /// The tree whose handler this task runs, by its address.
-    static HANDLER_OF: usize;
+    /// The tree whose handler this task runs, by its address, and the number of the subscription.
+    static HANDLER_OF: (usize, usize);
 }
 
 fn address(tree: &Arc<Tree>) -> usize {
@@ -39,12 +39,18 @@ fn address(tree: &Arc<Tree>) -> usize {
 
 /// Whether this code is called by a handler of the tree, or is one of its actors.
 pub(crate) fn is_in_handler_of(tree: &Arc<Tree>) -> bool {
-    let called = HANDLER_OF.try_with(|of| *of == address(tree));
-    let is_actor = |task| {
-        let mut subscriptions = tree.subscriptions.iter();
-        subscriptions.any(|subscription| subscription.roster.is_run_by(task))
-    };
-    called.unwrap_or(false) || tokio::task::try_id().is_some_and(is_actor)
+    let called = HANDLER_OF.try_with(|(of, _)| *of == address(tree));
+    called.unwrap_or(false) || tree.subscriptions().iter().any(|it| is_actor_of(it))
+}
+
+/// Whether this code is called by a handler of the subscription, or is one of its actors.
+pub(crate) fn is_in_handler_of_subscription(tree: &Arc<Tree>, number: usize) -> bool {
+    let called = HANDLER_OF.try_with(|of| *of == (address(tree), number));
+    called.unwrap_or(false) || tree.subscription(number).is_some_and(|it| is_actor_of(&it))
+}
+
+fn is_actor_of(subscription: &SubscriptionState) -> bool {
+    tokio::task::try_id().is_some_and(|task| subscription.roster.is_run_by(task))
 }
 
 pub(crate) struct HandlerActor;
