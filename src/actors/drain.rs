@@ -227,6 +227,9 @@ async fn drain(
         let at_least = Instant::now() + LAST_MOMENT;
         let _ = timeout_at(deadline.max(at_least).into(), goodbye).await;
     }
+    let released = join_all(subscriptions.iter().map(|it| release_name(tree, it)));
+    let at_least = Instant::now() + LAST_MOMENT;
+    let _ = timeout_at(deadline.max(at_least).into(), released).await;
     if matches!(scope, Scope::Tree) {
         tree.order.send_modify(|order| order.stop = true);
     }
@@ -282,8 +285,10 @@ async fn give_back(tree: &Tree, subscription: &SubscriptionState, given_back: &A
         }
         // First: who claims one of them a moment later, in this process perhaps, must not find it held.
         subscription.group.in_flight.hand_back(&step);
+        // What another consumer has is not ours to give.
         let items: Vec<_> = step
             .iter()
+            .filter(|received| !received.is_lost())
             .map(|received| {
                 (
                     received.id(),
@@ -303,6 +308,16 @@ async fn give_back(tree: &Tree, subscription: &SubscriptionState, given_back: &A
         }
         subscription.at("subscription.given_back");
         on_their_way.went(step.len(), remember);
+    }
+}
+
+/// The next process of this consumer's name need not wait.
+async fn release_name(tree: &Tree, subscription: &SubscriptionState) {
+    if let Some(lease) = &subscription.lease
+        && let Err(error) = lease.release(&tree.settling).await
+    {
+        let consumer = &subscription.source.consumer;
+        tracing::debug!(target: "streamvisor", %consumer, %error, "the lease on the name runs out by itself");
     }
 }
 

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
 use tokio::sync::{oneshot, watch};
 
-use super::tree::{GroupState, Order, Tree};
+use super::lease::RENEW_EVERY;
+use super::supervisor::{Message, SupervisorMessage};
+use super::tree::{GroupState, Order, Tree, kept_for};
 use crate::message::EntryId;
 use crate::server::{Connection, Role, ServerError, keep_alive};
 
@@ -36,6 +38,8 @@ pub(crate) struct KeepAliveState {
     connection: Option<Arc<Connection>>,
     /// When each group is due, by its number.
     due: HashMap<usize, Instant>,
+    /// When the leases on consumers' names are due.
+    leases_due: Instant,
     order: watch::Receiver<Order>,
     failing: bool,
 }
@@ -91,6 +95,7 @@ impl Actor for KeepAlive {
             tree,
             connection: None,
             due: HashMap::new(),
+            leases_due: Instant::now() + RENEW_EVERY,
             failing: false,
         })
     }
@@ -110,7 +115,10 @@ impl Actor for KeepAlive {
         }
         let next = state.next_due();
         tokio::select! {
-            () = tokio::time::sleep_until(next.into()) => state.round().await?,
+            () = tokio::time::sleep_until(next.into()) => {
+                state.renew_leases(&myself).await;
+                state.round().await?;
+            }
             _ = state.order.changed() => {}
         }
         myself.cast(KeepAliveMessage::Next)?;
@@ -150,7 +158,13 @@ impl KeepAliveState {
             (group.number, due)
         });
         self.due = due.collect();
-        let next = self.due.values().min().copied();
+        let leased = self
+            .tree
+            .subscriptions()
+            .iter()
+            .any(|it| it.lease.is_some());
+        let leases_due = leased.then_some(self.leases_due);
+        let next = self.due.values().copied().chain(leases_due).min();
         next.unwrap_or_else(|| now + Duration::from_secs(3600))
     }
 
@@ -166,13 +180,17 @@ impl KeepAliveState {
             }
             let aging = group.in_flight.aging(turn(group), now);
             if aging.is_empty() {
+                group.kept.confirm(now, kept_for(group.keep_alive()));
                 continue;
             }
             group.at("keep_alive.before");
             let refreshed = self.refresh(group, &aging).await;
             group.at("keep_alive.kept");
             match refreshed {
-                Ok(()) => self.failing = false,
+                Ok(()) => {
+                    self.failing = false;
+                    group.kept.confirm(now, kept_for(group.keep_alive()));
+                }
                 Err(error @ ServerError::Malformed(_)) => return Err(error.into()),
                 Err(error) => {
                     // Tried again at the next turn; said once.
@@ -186,21 +204,54 @@ impl KeepAliveState {
         Ok(())
     }
 
+    /// Renews the leases on the names of consumers. One that another process has ends its subscription.
+    async fn renew_leases(&mut self, myself: &ActorRef<KeepAliveMessage>) {
+        if self.leases_due > Instant::now() {
+            return;
+        }
+        self.leases_due = Instant::now() + RENEW_EVERY;
+        for subscription in self.tree.subscriptions() {
+            let Some(lease) = subscription.lease.as_ref().filter(|it| !it.is_lost()) else {
+                continue;
+            };
+            let renewed = match self.connection().await {
+                Ok(connection) => lease.renew(&connection).await,
+                Err(error) => Err(error),
+            };
+            match renewed {
+                Ok(true) => {}
+                Ok(false) => {
+                    subscription.lose_name();
+                    let lost = SupervisorMessage(Message::NameLost(subscription.number));
+                    // A supervisor that is gone needs no word.
+                    if let Some(supervisor) = myself.get_cell().try_get_supervisor() {
+                        let _ = supervisor.send_message(lost);
+                    }
+                }
+                // Tried again at the next turn; meanwhile nothing is read or started.
+                Err(error) => {
+                    let consumer = &subscription.source.consumer;
+                    tracing::debug!(target: "streamvisor", %consumer, %error, "the lease on the consumer's name was not renewed");
+                }
+            }
+        }
+    }
+
+    async fn connection(&mut self) -> Result<Arc<Connection>, ServerError> {
+        if let Some(connection) = &self.connection {
+            return Ok(Arc::clone(connection));
+        }
+        let connection = self.tree.connect(Role::KeepAlive, "keep-alive", CONNECT);
+        let connection = connection.await?;
+        Ok(self.connection.insert(connection).clone())
+    }
+
     async fn refresh(
         &mut self,
         group: &GroupState,
         aging: &[(EntryId, Arc<str>)],
     ) -> Result<(), ServerError> {
-        let connection = match &self.connection {
-            Some(connection) => Arc::clone(connection),
-            None => {
-                let connection = self
-                    .tree
-                    .connect(Role::KeepAlive, "keep-alive", CONNECT)
-                    .await?;
-                self.connection.insert(connection).clone()
-            }
-        };
+        let connection = self.connection().await?;
         for step in aging.chunks(STEP) {
             let now = Instant::now();
             let not_kept = keep_alive::keep_alive(&connection, &group.group, step).await?;

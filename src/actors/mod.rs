@@ -7,6 +7,7 @@ mod drain;
 mod front;
 mod handler;
 mod keep_alive;
+mod lease;
 mod make_way;
 mod reader;
 mod roster;

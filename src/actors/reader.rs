@@ -232,6 +232,12 @@ impl ReaderState {
         let Some(connection) = self.connection().await? else {
             return Ok(());
         };
+        if !self.subscription.has_its_name(Instant::now()) {
+            let subscription = Arc::clone(&self.subscription);
+            if self.stop.or(subscription.named()).await.is_none() {
+                return Ok(());
+            }
+        }
         match self.subscription.plan.settings.mode {
             ReadMode::Tail => self.read(connection, None).await,
             ReadMode::Claiming { min_idle } => self.read(connection, Some(min_idle)).await,

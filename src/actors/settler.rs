@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use super::condition::Part;
 use super::delays::Delays;
+use super::lease::RENEW_EVERY;
 use super::tree::{BLOCKED_FOR, GroupState, Order, Tree};
 use crate::message::{Destination, EntryId};
 use crate::observe::Event;
@@ -212,7 +213,9 @@ impl SettlerState {
                 }));
             }
         }
-        if self.lines[Kind::Copies].is_free(now) {
+        // Their scripts ask who owns an entry, and cannot tell two processes of one name apart.
+        let named = self.group.has_its_names(now);
+        if named && self.lines[Kind::Copies].is_free(now) {
             let jobs = self.group.queue.take_copies();
             if !jobs.is_empty() {
                 self.group.at("settler.copies");
@@ -224,7 +227,7 @@ impl SettlerState {
                 }));
             }
         }
-        if self.lines[Kind::Due].is_free(now) {
+        if named && self.lines[Kind::Due].is_free(now) {
             let jobs = self.group.queue.take_due(now);
             if !jobs.is_empty() {
                 self.group.at("settler.due");
@@ -273,9 +276,15 @@ impl SettlerState {
                 .map_or(due, |at| at.max(due))
         });
         let now = Instant::now();
+        let due = due.map(|due| match self.group.has_its_names(now) {
+            true => due,
+            false => due.max(now + RENEW_EVERY),
+        });
+        let named = (!self.group.has_its_names(now)).then(|| now + RENEW_EVERY);
         retries
             .filter(|at| *at > now)
             .chain(due)
+            .chain(named)
             .min()
             .unwrap_or_else(|| now + Duration::from_secs(3600))
     }

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
-use super::tree::{Order, Tree, connection_name};
-use crate::message::{EntryId, Publisher, StreamKey};
+use super::lease::Lease;
+use super::tree::{Attached, Order, Tree, connection_name};
+use crate::message::{Publisher, StreamKey};
 use crate::observe::{Announcer, Events};
 use crate::server::capabilities::{self, Capabilities, Uses};
 use crate::server::group::{self, Origin};
@@ -49,6 +50,16 @@ pub enum StartError {
         stream: StreamKey,
         /// The group's name.
         group: Arc<str>,
+    },
+    /// Another process uses the consumer's name, and is alive.
+    #[error(
+        "subscription `{subscription}`: another process uses the consumer name `{consumer}`; end that one, give this one another name, or leave `.consumer(…)` out"
+    )]
+    ConsumerInUse {
+        /// The subscription's name.
+        subscription: Arc<str>,
+        /// The consumer's name.
+        consumer: Arc<str>,
     },
     /// A key holds something else than it should.
     #[error(
@@ -185,19 +196,19 @@ async fn make(
         restarts: Mutex::default(),
     });
     for plan in &planned {
-        let last_delivered = attach(settling, &planned, plan).await?;
-        tree.take_in(plan.clone(), last_delivered);
+        let attached = attach(settling, &planned, plan).await?;
+        tree.take_in(plan.clone(), attached);
     }
     Ok(StartedTree { tree, events })
 }
 
 /// Finds the subscription's group on the server, or makes it where `planned`, all there are, says.
-/// Returns where it stands.
+/// Takes a lease on the consumer's name first, if the user gave it.
 async fn attach(
     settling: &Connection,
     planned: &[PlannedSubscription],
     plan: &PlannedSubscription,
-) -> Result<EntryId, StartError> {
+) -> Result<Attached, StartError> {
     let settings = &plan.settings;
     let same_group = |it: &&PlannedSubscription| it.is_beside(plan);
     let start = planned
@@ -209,6 +220,17 @@ async fn attach(
         after.map_or(Origin::Last, Origin::After)
     });
     let group = Group::new(settings.stream.clone(), Arc::clone(&plan.group));
+    let lease = match &settings.consumer {
+        None => None,
+        Some(_) => {
+            let lease = Lease::take(settling, &group, &plan.consumer).await;
+            let lease = lease.map_err(|error| refused(&plan.name, error))?;
+            Some(lease.ok_or_else(|| StartError::ConsumerInUse {
+                subscription: Arc::clone(&plan.name),
+                consumer: Arc::clone(&plan.consumer),
+            })?)
+        }
+    };
     let attached = group::attach(settling, &group, origin).await;
     let attached = attached.map_err(|error| match error {
         ServerError::GroupGone(_) => StartError::NoSuchGroup {
@@ -218,15 +240,18 @@ async fn attach(
         },
         other => refused(&plan.name, other),
     })?;
-    Ok(attached.last_delivered)
+    Ok(Attached {
+        last_delivered: attached.last_delivered,
+        lease,
+    })
 }
 
 /// Checks a subscription that is to come to a tree that runs, as if it had been there from the start,
-/// and finds its group. Returns where that stands.
+/// and finds its group.
 pub(crate) async fn prepare(
     tree: &Tree,
     subscription: &Subscription,
-) -> Result<EntryId, StartError> {
+) -> Result<Attached, StartError> {
     let planned = tree.plan_with(subscription)?;
     let Some(new) = planned.last() else {
         return Err(InvalidTopology::Empty.into());
@@ -301,11 +326,16 @@ async fn check(connection: &Connection, planned: &[PlannedSubscription]) -> Resu
             }
         }
         let delay_set = plan.delay_set();
+        let lease = plan.settings.consumer.as_ref().map(|consumer| {
+            let group = Group::new(plan.settings.stream.clone(), Arc::clone(&plan.group));
+            crate::server::lease::key(&group, consumer)
+        });
         let uses = Uses {
             stream: &plan.settings.stream,
             delay_set: delay_set.map(|(set, _)| set),
             expires: delay_set.is_some_and(|(_, ttl)| ttl.is_some()),
             dead_letter: plan.settings.dead_letter.as_ref(),
+            lease: lease.as_ref(),
             deletes: plan.settings.after_ack == AfterAck::Delete,
         };
         let denied = capabilities::denied(connection, &uses).await;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 use super::condition::Condition;
+use super::lease::Lease;
 use super::make_way::make_way;
 use super::roster::Roster;
 use super::verdict::{self, Step};
@@ -18,7 +19,9 @@ use crate::message::{
 use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{CopyJob, Cursor, GivenBack, Hold, InFlight, Lanes, Reason, SettleQueue};
+use crate::state::{
+    Confirmed, CopyJob, Cursor, GivenBack, Hold, InFlight, Lanes, Reason, SettleQueue,
+};
 use crate::topology::{AfterAck, PlannedSubscription, ReadMode, Redis, RestartPolicy};
 
 /// How long a subscription that the server refuses waits before it looks again.
@@ -94,6 +97,8 @@ pub(crate) struct GroupState {
     pub queue: SettleQueue,
     /// How often what is in hand is kept fresh.
     pub keep_alive: Mutex<Duration>,
+    /// That what is in hand is ours, as far as it was asked.
+    pub kept: Confirmed,
     /// Those of this process that read from it.
     pub subscriptions: Mutex<Vec<Weak<SubscriptionState>>>,
     pub acknowledged: AtomicU64,
@@ -101,6 +106,20 @@ pub(crate) struct GroupState {
     pub given_up: AtomicBool,
     /// Nobody is in it any more: its settler ends.
     pub retired: AtomicBool,
+}
+
+/// For how long a round of the keep-alive makes it certain that nobody else takes what is in hand: no entry
+/// is older than half an interval then, and others take what is older than three.
+pub(crate) fn kept_for(keep_alive: Duration) -> Duration {
+    keep_alive * 2
+}
+
+/// What attaching to a group came to.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    /// Where the group stands.
+    pub last_delivered: EntryId,
+    pub lease: Option<Lease>,
 }
 
 /// A subscription of this process.
@@ -113,6 +132,8 @@ pub(crate) struct SubscriptionState {
     pub lanes: Lanes,
     /// The application's own actors among its workers.
     pub roster: Roster,
+    /// On its consumer's name, if that was given by the user.
+    pub lease: Option<Lease>,
     /// The connection of the reader of the moment.
     pub connection: Mutex<Option<Arc<Connection>>>,
     pub condition: Condition,
@@ -265,7 +286,11 @@ impl Tree {
 
     /// Takes a subscription in, with the group and the delay set that it needs. `last_delivered` is
     /// where its group stands.
-    pub(crate) fn take_in(&self, plan: PlannedSubscription, last_delivered: EntryId) -> Change {
+    pub(crate) fn take_in(&self, plan: PlannedSubscription, attached: Attached) -> Change {
+        let Attached {
+            last_delivered,
+            lease,
+        } = attached;
         let number = || self.numbers.fetch_add(1, Ordering::Relaxed);
         let settings = &plan.settings;
         let mut parts = self.parts();
@@ -310,6 +335,7 @@ impl Tree {
                 plan.handling.takes(),
             ),
             roster: Roster::new(),
+            lease,
             connection: Mutex::new(None),
             condition: Condition::new(Arc::clone(&plan.name), self.announcer.clone()),
             announcer: self.announcer.clone(),
@@ -560,6 +586,40 @@ impl SubscriptionState {
         }
     }
 
+    /// Whether what is in hand is still ours, as far as it was asked: not after the process was frozen, or
+    /// could not reach the server.
+    pub(crate) fn is_certain(&self, now: Instant) -> bool {
+        self.group.kept.is_certain(now) && self.has_its_name(now)
+    }
+
+    /// Whether no other process can have the consumer's name.
+    pub(crate) fn has_its_name(&self, now: Instant) -> bool {
+        self.lease
+            .as_ref()
+            .is_none_or(|lease| lease.held.is_certain(now))
+    }
+
+    /// Returns once it is certain.
+    pub(crate) async fn certain(&self) {
+        while !self.is_certain(Instant::now()) {
+            self.group.kept.certain().await;
+            self.named().await;
+        }
+    }
+
+    /// Returns once no other process can have the consumer's name.
+    pub(crate) async fn named(&self) {
+        if let Some(lease) = &self.lease {
+            lease.held.certain().await;
+        }
+    }
+
+    /// Another process has the consumer's name, and takes for its own what is pending in it.
+    pub(crate) fn lose_name(&self) {
+        let held = self.group.in_flight.of(self.source.index);
+        self.group.lose(&held);
+    }
+
     /// What becomes of the deliveries that a worker's actor dropped without a verdict. What was started gets
     /// the crash verdict, and so does the oldest one if the actor died of it; the rest goes back to where it came
     /// from, but not for ever. Whether there was a crash verdict.
@@ -604,6 +664,7 @@ impl GroupState {
             in_flight: InFlight::default(),
             queue: SettleQueue::new(),
             keep_alive: Mutex::new(plan.keep_alive),
+            kept: Confirmed::new(kept_for(plan.keep_alive)),
             subscriptions: Mutex::default(),
             acknowledged: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
@@ -638,6 +699,13 @@ impl GroupState {
         let members = self.members();
         let mut subscriptions = members.iter().filter_map(Weak::upgrade);
         subscriptions.any(|it| it.plan.settings.after_ack == AfterAck::Delete)
+    }
+
+    /// Whether no other process can have the name of one of its consumers.
+    pub(crate) fn has_its_names(&self, now: Instant) -> bool {
+        let members = self.members();
+        let mut subscriptions = members.iter().filter_map(Weak::upgrade);
+        subscriptions.all(|it| it.has_its_name(now))
     }
 
     /// How often what is in hand is kept fresh.

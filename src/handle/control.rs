@@ -132,11 +132,11 @@ impl SupervisorHandle {
             prepared = prepare(tree, &subscription) => prepared,
             _ = order.wait_for(|order| order.stop_reading) => return Err(ControlError::Ended),
         };
-        let last_delivered = prepared?;
+        let attached = prepared?;
         self.ask(|done| {
             Message::Add(Box::new(Addition {
                 subscription,
-                last_delivered,
+                attached,
                 done,
             }))
         })

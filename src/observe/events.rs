@@ -92,6 +92,12 @@ pub enum Event {
         subscription: Arc<str>,
         ids: Vec<EntryId>,
     },
+    /// Another process uses the consumer's name, which the user gave, after this one could not renew its lease on
+    /// it. The subscription has failed; what it had in hand is the other process's.
+    ConsumerTaken {
+        subscription: Arc<str>,
+        consumer: Arc<str>,
+    },
     /// The actor that the entries are forwarded to is not there: what it had comes back, and nothing is read.
     TargetGone { subscription: Arc<str> },
     /// There is an actor of that name again.
@@ -163,7 +169,7 @@ impl Event {
             Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
                 tracing::Level::DEBUG
             }
-            Event::Escalated { .. } => tracing::Level::ERROR,
+            Event::Escalated { .. } | Event::ConsumerTaken { .. } => tracing::Level::ERROR,
             _ => tracing::Level::WARN,
         }
     }
@@ -234,6 +240,13 @@ impl fmt::Display for Event {
             Event::ParkedFull { subscription } => write!(
                 f,
                 "`{subscription}`: as many entries as allowed wait for an in-process delay"
+            ),
+            Event::ConsumerTaken {
+                subscription,
+                consumer,
+            } => write!(
+                f,
+                "`{subscription}` is given up: another process uses the consumer name `{consumer}`"
             ),
             Event::TargetGone { subscription } => write!(
                 f,

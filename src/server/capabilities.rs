@@ -168,6 +168,8 @@ pub(crate) struct Uses<'a> {
     /// The delay set has a `ttl`.
     pub(crate) expires: bool,
     pub(crate) dead_letter: Option<&'a StreamKey>,
+    /// The lease on the consumer's name.
+    pub(crate) lease: Option<&'a StreamKey>,
     /// Acknowledged entries are deleted.
     pub(crate) deletes: bool,
 }
@@ -235,6 +237,13 @@ pub(crate) async fn denied(conn: &Connection, uses: &Uses<'_>) -> Result<Vec<Str
         if uses.expires {
             need("PEXPIREAT", set, vec![word("no time")]);
         }
+    }
+    if let Some(lease) = uses.lease {
+        need("GET", lease, vec![]);
+        need("PTTL", lease, vec![]);
+        // XX and NX at once: only where it is and is not.
+        need("SET", lease, vec![word(NO_GROUP), word("NX"), word("XX")]);
+        need("PEXPIRE", lease, vec![word("no time")]);
     }
     if let Some(dead) = uses.dead_letter {
         need("XADD", dead, add(key(dead)).split_off(1));

@@ -8,6 +8,7 @@ pub(crate) mod errors;
 mod frame;
 pub(crate) mod group;
 pub(crate) mod keep_alive;
+pub(crate) mod lease;
 pub(crate) mod publish;
 pub(crate) mod read;
 pub(crate) mod reclaim;

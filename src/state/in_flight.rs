@@ -340,6 +340,20 @@ impl InFlight {
         table.awaited = HashMap::new();
     }
 
+    /// Everything of this subscription that is held.
+    pub(crate) fn of(&self, subscription: usize) -> Vec<EntryId> {
+        let table = lock(&self.table);
+        let is_its = |held: &Held| match &held.what {
+            What::InHand(received) => received.source.index == subscription,
+            What::Parked {
+                subscription: of, ..
+            } => *of == subscription,
+            What::Abandoned { .. } => false,
+        };
+        let its = table.held.iter().filter(|(_, held)| is_its(held));
+        its.map(|(&id, _)| id).collect()
+    }
+
     /// Whether the entry was given up on.
     pub(crate) fn is_abandoned(&self, id: EntryId) -> bool {
         let table = lock(&self.table);

@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows an actor or a socket.
 
+mod confirmed;
 mod cursor;
 mod given_back;
 mod hold;
@@ -10,6 +11,7 @@ mod lane;
 mod lanes;
 mod settle_queue;
 
+pub(crate) use confirmed::Confirmed;
 pub(crate) use cursor::Cursor;
 pub(crate) use given_back::GivenBack;
 pub(crate) use hold::{Hold, Reason};

@@ -214,7 +214,8 @@ impl<C> Draft<C> {
 
     /// The consumer's name in the group. Default: made of host, process, a random part and the
     /// subscription. A process that is given the same name again takes up at once what it left
-    /// pending; two processes must not share one.
+    /// pending. One process at a time may use a name: `start` waits for one that has crashed, for up to 1.5 s, and
+    /// refuses a name that a living process uses.
     pub fn consumer(mut self, consumer: impl Into<String>) -> Self {
         self.settings.consumer = Some(consumer.into());
         self

@@ -46,6 +46,10 @@ impl Calls {
             post.let_go(&next);
             return;
         }
+        if !post.is_certain() {
+            post.until_certain().await;
+            return;
+        }
         if !next.fresh && !post.count_start(&next).await {
             return;
         }
@@ -83,6 +87,9 @@ impl Supply for Share<'_> {
             Some(counted) => counted.id() == next.id(),
             None => next.fresh && !next.is_lost(),
         };
+        if !self.post.is_certain() {
+            return None;
+        }
         let Post {
             subscription, seat, ..
         } = self.post;

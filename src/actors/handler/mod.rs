@@ -12,6 +12,7 @@ mod desk;
 mod sends;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{oneshot, watch};
@@ -177,6 +178,19 @@ impl Actor for HandlerActor {
 pub(crate) struct TargetGone;
 
 impl Post {
+    fn is_certain(&self) -> bool {
+        self.subscription.is_certain(Instant::now())
+    }
+
+    /// Waits until what is in hand is known to be ours, or there is news.
+    async fn until_certain(&mut self) {
+        tokio::select! {
+            () = self.subscription.certain() => {}
+            () = self.subscription.lanes.woken(&self.seat) => {}
+            _ = self.order.wait_for(|order| order.stop) => {}
+        }
+    }
+
     /// Has the application make what runs its code.
     async fn start(&mut self, myself: ActorCell) -> Result<Running, ActorProcessingErr> {
         self.subscription.at("handler.start");

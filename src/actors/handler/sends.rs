@@ -169,6 +169,13 @@ impl Sends {
             post.let_go(&next);
             return true;
         }
+        if !post.is_certain() {
+            tokio::select! {
+                () = self.ended() => {}
+                () = post.until_certain() => {}
+            }
+            return true;
+        }
         if (self.alone || !next.fresh) && !lanes.is_alone(&post.seat) {
             return false;
         }

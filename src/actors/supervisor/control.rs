@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 
 use super::{Key, ShutdownReport, SupervisorMessage, SupervisorState};
 use crate::actors::start::StartError;
-use crate::actors::tree::{Change, SubscriptionState, Tree};
-use crate::message::{EntryId, StreamKey};
+use crate::actors::tree::{Attached, Change, SubscriptionState, Tree};
+use crate::message::StreamKey;
 use crate::observe::{Child, Event};
 use crate::state::Reason;
 use crate::topology::{Subscription, set_keep_alives};
@@ -98,8 +98,7 @@ fn there_are(known: &[Arc<str>]) -> String {
 #[derive(Debug)]
 pub(crate) struct Addition {
     pub subscription: Subscription,
-    /// Where its group stands.
-    pub last_delivered: EntryId,
+    pub attached: Attached,
     pub done: oneshot::Sender<Result<(), ControlError>>,
 }
 
@@ -143,7 +142,9 @@ impl Tree {
 
 impl SupervisorState {
     pub(super) async fn add(&mut self, myself: &ActorRef<SupervisorMessage>, addition: Addition) {
-        let added = self.take_in(myself, &addition).await;
+        let added = self
+            .take_in(myself, &addition.subscription, addition.attached)
+            .await;
         // Who asked for it may have gone; it runs all the same.
         let _ = addition.done.send(added);
     }
@@ -151,16 +152,15 @@ impl SupervisorState {
     async fn take_in(
         &mut self,
         myself: &ActorRef<SupervisorMessage>,
-        addition: &Addition,
+        subscription: &Subscription,
+        attached: Attached,
     ) -> Result<(), ControlError> {
         if self.draining {
             return Err(ControlError::Ended);
         }
         // Checked once more: others may have come while the server was asked.
         let tree = Arc::clone(&self.tree);
-        let mut plans = tree
-            .plan_with(&addition.subscription)
-            .map_err(StartError::from)?;
+        let mut plans = tree.plan_with(subscription).map_err(StartError::from)?;
         let Some(plan) = plans.last().cloned() else {
             return Err(ControlError::Ended);
         };
@@ -176,7 +176,7 @@ impl SupervisorState {
             subscription,
             group,
             delay_set,
-        } = tree.take_in(plan, addition.last_delivered);
+        } = tree.take_in(plan, attached);
         // What is in hand is kept fresh as often as the newcomer needs it before that one reads.
         tree.changed(&plans);
         plans.clear();

@@ -62,6 +62,8 @@ pub(crate) enum Message {
     Stopped(usize, ShutdownReport),
     /// Time to start this child again.
     Restart(Key),
+    /// Another process has the name of this subscription's consumer.
+    NameLost(usize),
     /// The number of this subscription's workers was changed.
     Staff(usize),
     /// Time to look after running handlers.
@@ -152,6 +154,7 @@ impl Actor for SupervisorActor {
         match message {
             Message::Shutdown => state.drain(&myself).await,
             Message::Restart(key) => state.restart(&myself, key).await,
+            Message::NameLost(number) => state.name_lost(number),
             Message::Staff(number) => state.staff(&myself, number).await,
             // Only ever said to the front.
             Message::Ended(_) => {}
@@ -517,6 +520,21 @@ impl SupervisorState {
             error,
         });
         self.drain(myself).await;
+    }
+
+    /// Another process has the name of a subscription's consumer. It is not for us to get it back.
+    fn name_lost(&self, number: usize) {
+        let Some(subscription) = self.tree.subscription(number) else {
+            return;
+        };
+        let consumer = Arc::clone(&subscription.source.consumer);
+        let text = format!("another process uses the consumer name `{consumer}`");
+        subscription.condition.note(&text);
+        subscription.announcer.announce(Event::ConsumerTaken {
+            subscription: Arc::clone(subscription.name()),
+            consumer,
+        });
+        self.fail_subscriptions_of(Key::Reader(number));
     }
 
     /// Stops the subscriptions that depend on a child, and leaves all others alone.

@@ -414,12 +414,14 @@ async fn rights_that_are_missing_are_named_and_asking_changes_nothing() {
     for stage in stages(&Version::ALL).await {
         stage.said();
         let (set, dead) = ("z{t}".into(), OTHER.into());
+        let lease = crate::server::lease::key(&stage.group, "c");
         let ask = async |conn: &Connection| {
             let uses = Uses {
                 stream: &stage.group.stream,
                 delay_set: Some(&set),
                 expires: true,
                 dead_letter: Some(&dead),
+                lease: Some(&lease),
                 deletes: true,
             };
             capabilities::denied(conn, &uses).await.unwrap()

@@ -3,6 +3,7 @@ use crate::message::Destination;
 use crate::message::StreamKey;
 use crate::server::ServerError;
 use crate::server::keep_alive::keep_alive;
+use crate::server::lease::{self, Renewal};
 use crate::server::settle::*;
 
 fn copy(id: EntryId, parts: &[&[u8]]) -> Copy {
@@ -555,5 +556,31 @@ async fn what_is_kept_alive_is_fresh_and_nothing_is_stolen_or_dropped() {
             .map(|(id, owner)| (*id, owner.to_owned(), 3))
             .collect();
         assert_eq!(stage.pending(), expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_belongs_to_one_token() {
+    for stage in stages(&Version::ALL).await {
+        stage.said();
+        let (conn, key) = (&stage.conn, lease::key(&stage.group, "c"));
+        let (short, long) = (Duration::from_secs(4), Duration::from_secs(60));
+        let renewed = lease::renew(conn, &key, "a", long).await;
+        assert_eq!(renewed, Ok(Renewal::Vanished));
+        assert_eq!(lease::take(conn, &key, "a", short).await, Ok(true));
+        assert_eq!(lease::take(conn, &key, "a", short).await, Ok(true));
+        assert_eq!(lease::take(conn, &key, "b", long).await, Ok(false));
+        stage.fill_memory();
+        let renewed = lease::renew(conn, &key, "b", long).await;
+        assert_eq!(renewed, Ok(Renewal::Anothers));
+        assert!(lease::time_left(conn, &key).await.unwrap() <= Some(short));
+        let renewed = lease::renew(conn, &key, "a", long).await;
+        assert_eq!(renewed, Ok(Renewal::Renewed));
+        assert!(lease::time_left(conn, &key).await.unwrap() > Some(short));
+        stage.free_memory();
+        lease::release(conn, &key, "b").await.unwrap();
+        assert_eq!(lease::take(conn, &key, "b", long).await, Ok(false));
+        lease::release(conn, &key, "a").await.unwrap();
+        assert_eq!(lease::time_left(conn, &key).await, Ok(None));
     }
 }
