@@ -37,9 +37,11 @@ test: need-cargo servers ## run all tests, against every server version
 	    set -x; \
 	    cargo nextest run --all-features; \
 	    cargo test --doc --all-features; \
+	    cargo test --doc; \
 	else \
 	    set -x; \
 	    cargo test --all-features; \
+	    cargo test --doc; \
 	fi
 
 lint: need-cargo ## check format, lints and documentation

@@ -4,7 +4,10 @@
 //! Its environment: `REDIS_URL`, `STREAM` and `GROUP` (which exists), `N` (end after so many orders),
 //! `WORKLOAD` (`drain` or `latency`), and what is under test:
 //!
-//! - `FORM`     `function` (default): one call of an async function per entry
+//! - `FORM`     `function` (default): one call of an async function per entry; `batch`: several entries in
+//!   one call; `actors`: the application's own actors; `claiming`: the function, with what was left behind
+//!   in the same read (from Redis 8.4); `mixed`: the function, with one in ten retried, one in twenty
+//!   retried after a delay and one in a hundred dead-lettered
 //! - `WORKERS`  handler actors (default: the library's)
 //! - `COUNT`    entries per read (default: the library's)
 //! - `MAX_IN_FLIGHT` entries in hand at once (default: the library's)
@@ -19,6 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Deserialize;
 use streamvisor::fred::prelude::{Client, ClientLike, Config, StreamsInterface, Value};
 use streamvisor::prelude::*;
+use streamvisor::ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::Notify;
 
 /// The body of an entry.
@@ -89,6 +93,64 @@ impl Tally {
     }
 }
 
+struct Batches {
+    all: u64,
+}
+
+impl BatchHandler for Batches {
+    type Message = Order;
+    type State = ();
+
+    async fn start(&self, _: Worker) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    async fn handle_batch(
+        &self,
+        batch: Vec<(Order, Context)>,
+        (): &mut (),
+    ) -> Result<Vec<Outcome>, BoxError> {
+        for (order, _) in &batch {
+            TALLY.add(order, self.all);
+        }
+        Ok(vec![Outcome::Ack; batch.len()])
+    }
+}
+
+struct OrderActor;
+
+struct Placed(Delivery<Order>);
+
+impl From<Delivery<Order>> for Placed {
+    fn from(order: Delivery<Order>) -> Self {
+        Placed(order)
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl streamvisor::ractor::Message for Placed {}
+
+impl Actor for OrderActor {
+    type Msg = Placed;
+    type State = u64;
+    type Arguments = u64;
+
+    async fn pre_start(&self, _: ActorRef<Placed>, all: u64) -> Result<u64, ActorProcessingErr> {
+        Ok(all)
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<Placed>,
+        Placed(order): Placed,
+        all: &mut u64,
+    ) -> Result<(), ActorProcessingErr> {
+        TALLY.add(order.message(), *all);
+        order.ack();
+        Ok(())
+    }
+}
+
 fn variable(name: &str, default: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| default.to_owned())
 }
@@ -108,7 +170,12 @@ async fn consume() -> Result<(), BoxError> {
     let (stream, group) = (variable("STREAM", "orders"), variable("GROUP", "workers"));
     let all = number("N")?.unwrap_or(300_000) as u64;
 
-    let mut draft = Subscription::tail(&stream).group(&group);
+    let form = variable("FORM", "function");
+    let mut draft = match form.as_str() {
+        "claiming" => Subscription::claiming(&stream, Duration::from_secs(60)),
+        _ => Subscription::tail(&stream),
+    }
+    .group(&group);
     if let Some(workers) = number("WORKERS")? {
         draft = draft.workers(workers);
     }
@@ -118,11 +185,31 @@ async fn consume() -> Result<(), BoxError> {
     if let Some(entries) = number("MAX_IN_FLIGHT")? {
         draft = draft.max_in_flight(entries);
     }
-    let subscription = match variable("FORM", "function").as_str() {
-        "function" => draft.handle_fn(move |order: Order, _: Context| async move {
+    let subscription = match form.as_str() {
+        "function" | "claiming" => draft.handle_fn(move |order: Order, _: Context| async move {
             TALLY.add(&order, all);
             Ok(Outcome::Ack)
         }),
+        "batch" => draft.handle_batch(Batches { all }),
+        "actors" => draft.actors(move |_| (OrderActor, all)),
+        "mixed" => draft
+            .delayed_retry(DelayedRetry::durable(format!("{stream}.delayed")))
+            .dead_letter(format!("{stream}.dead"))
+            .handle_fn(move |order: Order, delivery: Context| async move {
+                if delivery.attempt() == 1 {
+                    match order.id % 100 {
+                        0..10 => return Ok(Outcome::Retry),
+                        10..15 => return Ok(Outcome::RetryAfter(Duration::from_millis(50))),
+                        15 => {
+                            TALLY.add(&order, all);
+                            return Ok(Outcome::DeadLetter("one in a hundred".to_owned()));
+                        }
+                        _ => {}
+                    }
+                }
+                TALLY.add(&order, all);
+                Ok(Outcome::Ack)
+            }),
         other => return Err(format!("FORM={other} is not known").into()),
     };
     let supervisor =

@@ -45,6 +45,10 @@ done
 cat >>consumers.txt <<'LIST'
 ours : MAX_IN_FLIGHT=2000 ours
 ours-default : ours
+ours-batch : FORM=batch MAX_IN_FLIGHT=2000 ours
+ours-actors : FORM=actors MAX_IN_FLIGHT=2000 ours
+ours-claiming : FORM=claiming MAX_IN_FLIGHT=2000 ours
+ours-mixed : FORM=mixed MAX_IN_FLIGHT=2000 ours
 LIST
 cat >>latency.txt <<'LIST'
 ours : ours

@@ -23,7 +23,7 @@ mod armed {
 
     /// Every point. Those of readers and handlers are armed for a subscription, those of settlers and
     /// the keep-alive for a stream, those of sweepers for a delay set.
-    pub const POINTS: [&str; 28] = [
+    pub const POINTS: [&str; 32] = [
         // It is about to send the reads that there is room for.
         "reader.before_read",
         // It holds a reply that nobody knows of yet.
@@ -38,6 +38,12 @@ mod armed {
         "reader.pending_taken",
         // The page is before the workers; the cursor does not know of it.
         "reader.recovered",
+        // It has taken up a page of what it gave back, and nobody knows of it yet.
+        "reader.given_back_taken",
+        // It stands still, and all that waited is given back.
+        "reader.rests",
+        // A step of what waits is given back, and nobody knows of it yet.
+        "subscription.given_back",
         // It is about to take the next step of a reclaim pass.
         "reclaim.before",
         // It owns the entries of the step, and nobody knows of them yet.
@@ -58,6 +64,8 @@ mod armed {
         "handler.returned",
         // The verdict is given.
         "handler.settled",
+        // A delivery was sent to an actor.
+        "handler.sent",
         // A batch of this line is taken, and not sent.
         "settler.acks",
         "settler.copies",

@@ -1,5 +1,7 @@
 //! What the application holds of a running tree.
 
+mod control;
+
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,9 +12,12 @@ use crate::actors::{
     Ended, Failure, Front, Message, Outline, ShutdownReport, StartError, StartedTree,
     SupervisorActor, SupervisorMessage, Tree, assemble, is_in_handler_of, status,
 };
+use crate::handler_ref::{HandlerRef, HandlersError};
 use crate::message::Publisher;
 use crate::observe::{Events, Status};
 use crate::topology::Topology;
+
+pub use control::ControlError;
 
 /// Starts trees.
 #[derive(Debug)]
@@ -84,6 +89,7 @@ impl Supervisor {
                     order.stop = true;
                 });
                 tree.abort_connections();
+                tree.close();
                 tree.announcer.close();
                 ended.send_if_modified(|end| {
                     let unknown = end.is_none();
@@ -187,7 +193,7 @@ impl SupervisorHandle {
         self.held.publisher.clone()
     }
 
-    /// What happens in the tree from now on. The first to ask hears what has happened since the start.
+    /// What happens in the tree from now on, to be waited for, as a stream, or sent to an actor. The first to ask hears what has happened since the start.
     pub fn events(&self) -> Events {
         let first = self
             .held
@@ -196,6 +202,25 @@ impl SupervisorHandle {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         first.unwrap_or_else(|| self.held.tree.announcer.listen())
+    }
+
+    /// The application's own actors that work for this subscription, for messages other than deliveries: see
+    /// [`Draft::actors`](crate::Draft::actors). `M` is the message type of those actors.
+    ///
+    /// # Errors
+    ///
+    /// [`HandlersError`] when there is no such subscription, when its entries are not handled by actors that
+    /// are spawned here, or when those take other messages.
+    pub fn handlers<M: ractor::Message>(&self, name: &str) -> Result<HandlerRef<M>, HandlersError> {
+        let subscriptions = &self.held.tree.subscriptions;
+        let found = subscriptions.iter().find(|it| **it.name() == *name);
+        match found {
+            Some(subscription) => HandlerRef::new(Arc::clone(subscription)),
+            None => Err(HandlersError::NoSuchSubscription {
+                name: name.to_owned(),
+                known: subscriptions.iter().map(|it| it.name().clone()).collect(),
+            }),
+        }
     }
 
     /// How the tree is doing. What only the server knows is asked of it, for a second at the most.

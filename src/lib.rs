@@ -20,6 +20,7 @@ mod fail_point;
 #[doc(hidden)]
 pub mod fail_point;
 mod handle;
+mod handler_ref;
 pub mod message;
 pub mod observe;
 mod server;
@@ -38,7 +39,8 @@ pub use fred;
 pub use ractor;
 
 pub use actors::{Failure, Remaining, ShutdownReport, StartError, SupervisorMessage};
-pub use handle::{ShutdownError, Supervisor, SupervisorHandle};
+pub use handle::{ControlError, ShutdownError, Supervisor, SupervisorHandle};
+pub use handler_ref::{CallError, HandlerRef, HandlersError, SendError, Undelivered};
 pub use message::*;
 pub use observe::{
     Child, Event, Events, LastError, MissedEvents, Restarts, State, Status, SubscriptionStatus,
@@ -49,17 +51,20 @@ pub use topology::*;
 /// What most programs need.
 pub mod prelude {
     pub use crate::handle::{Supervisor, SupervisorHandle};
+    pub use crate::handler_ref::HandlerRef;
     pub use crate::message::{
-        BoxError, Codec, CodecError, Context, Entry, EntryId, Fields, Json, Outcome, Publisher, Raw,
+        BoxError, Codec, CodecError, Context, Delivery, Entry, EntryId, Fields, Json, Outcome,
+        Publisher, Raw,
     };
     pub use crate::observe::{Child, Event};
     pub use crate::topology::{
-        AfterAck, DelayedRetry, Draft, Handler, OnCrash, Redis, RestartPolicy, RetryPolicy, Start,
-        Subscription, Topology, Worker,
+        AfterAck, BatchHandler, DelayedRetry, Draft, Handler, OnCrash, Redis, RestartPolicy,
+        RetryPolicy, Start, Subscription, Topology, Worker,
     };
 }
 
-/// The programs of the README compile.
-#[cfg(doctest)]
+/// The programs of the README compile. With `cluster`, actors' messages need one more line, which is not for
+/// the README.
+#[cfg(all(doctest, not(feature = "cluster")))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -4,10 +4,12 @@ mod support;
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use streamvisor::{
-    Child, Outcome, RestartPolicy, State, Subscription, Supervisor, SupervisorHandle,
+    Child, Event, MissedEvents, Outcome, RestartPolicy, State, Subscription, SubscriptionStatus,
+    Supervisor, SupervisorHandle, ractor,
 };
-use support::record::{GROUP, Gate, Recorder, SOON, topology};
+use support::record::{GROUP, Gate, Recorder, SOON, stream_of, topology};
 use support::*;
 
 async fn state_is(supervisor: &SupervisorHandle, expected: State) {
@@ -127,8 +129,10 @@ async fn a_lag_that_the_server_does_not_know_is_unknown() {
         .max_in_flight(1);
     let topology = topology(&server.url()).subscribe(Recorder::behind(&gate).on(draft));
     let supervisor = Supervisor::start(topology).await.unwrap();
-    let status = eventually_status(&supervisor, |status| status.running == 1).await;
-    assert_eq!((status.lag, status.pending), (None, Some(1)));
+    // What the server says is a moment older than what this process knows.
+    let both = |status: &SubscriptionStatus| status.running == 1 && status.pending == Some(1);
+    let status = eventually_status(&supervisor, both).await;
+    assert_eq!(status.lag, None);
     gate.open();
     supervisor.shutdown().await.unwrap();
 }
@@ -186,4 +190,79 @@ async fn what_is_refused_is_blocked_and_what_was_given_up_has_failed() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     supervisor.shutdown().await.unwrap();
+}
+
+/// An actor that notes the events that it is sent.
+struct Monitor;
+
+struct Happened(Result<Event, MissedEvents>);
+
+impl From<Result<Event, MissedEvents>> for Happened {
+    fn from(event: Result<Event, MissedEvents>) -> Self {
+        Happened(event)
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl ractor::Message for Happened {}
+
+impl ractor::Actor for Monitor {
+    type Msg = Happened;
+    type State = tokio::sync::mpsc::UnboundedSender<Event>;
+    type Arguments = Self::State;
+
+    async fn pre_start(
+        &self,
+        _: ractor::ActorRef<Happened>,
+        sender: Self::State,
+    ) -> Result<Self::State, ractor::ActorProcessingErr> {
+        Ok(sender)
+    }
+
+    async fn handle(
+        &self,
+        _: ractor::ActorRef<Happened>,
+        Happened(event): Happened,
+        sender: &mut Self::State,
+    ) -> Result<(), ractor::ActorProcessingErr> {
+        sender.send(event?)?;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn events_reach_an_actor_and_a_stream_until_the_tree_ends() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "told");
+    let draft = Subscription::tail(&stream).named("told");
+    let topology = topology(&server.url()).subscribe(Recorder::acking().on(draft));
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (monitor, _) = ractor::Actor::spawn(None, Monitor, sender).await.unwrap();
+    supervisor.events().forward_to(monitor.clone());
+    let streamed = supervisor.events().into_stream();
+    supervisor.pause("told").await.unwrap();
+    supervisor.resume("told").await.unwrap();
+    supervisor.shutdown().await.unwrap();
+    let streamed: Vec<_> = streamed.map(Result::unwrap).collect().await;
+    let subscription = || "told".into();
+    let expected = [
+        Event::Paused {
+            subscription: subscription(),
+        },
+        Event::Resumed {
+            subscription: subscription(),
+        },
+    ];
+    assert!(
+        streamed.windows(2).any(|two| two == expected),
+        "{streamed:?}"
+    );
+    assert!(matches!(streamed.last(), Some(Event::Drained { .. })));
+    let mut heard = Vec::new();
+    while !matches!(heard.last(), Some(Event::Drained { .. })) {
+        heard.push(told.recv().await.unwrap());
+    }
+    assert!(heard.windows(2).any(|two| two == expected), "{heard:?}");
+    monitor.stop(None);
 }

@@ -9,6 +9,7 @@
 //! One deadline bounds all of it. The process may be killed at any point: what was not done is then
 //! still pending on the server.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use tokio::time::timeout_at;
 
 use super::supervisor::{Message, Remaining, ShutdownReport, SupervisorMessage};
 use super::tree::{GroupState, SubscriptionState, Tree};
-use crate::message::{EntryId, Received};
+use crate::message::{EntryId, Mode};
 use crate::server::{group, settle};
 
 /// What is kept of the time for storing verdicts and saying goodbye, at most.
@@ -27,11 +28,15 @@ const RESERVE: Duration = Duration::from_secs(2);
 /// How long a verdict may take that is stored although the time is over.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
+/// The most entries that are given back in one step.
+const STEP: usize = 100;
+
 pub(crate) struct Drain;
 
 pub(crate) struct DrainArguments {
     pub tree: Arc<Tree>,
-    pub readers: Vec<ActorCell>,
+    /// By the names of their subscriptions.
+    pub readers: HashMap<Arc<str>, ActorCell>,
     pub supervisor: ActorRef<SupervisorMessage>,
 }
 
@@ -65,7 +70,11 @@ impl Actor for Drain {
     }
 }
 
-async fn drain(tree: &Tree, readers: &[ActorCell], deadline: Instant) -> ShutdownReport {
+async fn drain(
+    tree: &Tree,
+    readers: &HashMap<Arc<str>, ActorCell>,
+    deadline: Instant,
+) -> ShutdownReport {
     let for_handlers = deadline - RESERVE.min(tree.shutdown_timeout / 5);
     let stored = |tree: &Tree| -> u64 {
         tree.groups
@@ -80,24 +89,15 @@ async fn drain(tree: &Tree, readers: &[ActorCell], deadline: Instant) -> Shutdow
     for group in &tree.groups {
         group.queue.close_starts();
     }
-    let waiting: Vec<_> = tree
-        .subscriptions
-        .iter()
-        .map(|it| it.lanes.close())
-        .collect();
+    for subscription in &tree.subscriptions {
+        subscription.given_back.put(subscription.lanes.close());
+    }
     let given_back = AtomicU64::new(0);
-    let within = for_handlers.saturating_duration_since(Instant::now());
-    let first = give_all_back(tree, waiting, &given_back);
-    let readers_end = join_all(readers.iter().map(|reader| reader.wait(Some(within))));
-    let counted = join_all(tree.subscriptions.iter().map(|it| it.lanes.counted()));
-    let _ = timeout_at(for_handlers.into(), async {
-        tokio::join!(first, readers_end, counted)
-    })
-    .await;
-    // What the last replies brought, and what was about to be started.
-    let waiting = tree.subscriptions.iter().map(|it| it.lanes.withdraw());
-    let last = give_all_back(tree, waiting.collect(), &given_back);
-    let _ = timeout_at(for_handlers.into(), last).await;
+    let resting = tree.subscriptions.iter().map(|subscription| {
+        let reader = readers.get(&subscription.source.subscription).cloned();
+        rest(tree, subscription, reader, &given_back)
+    });
+    let _ = timeout_at(for_handlers.into(), join_all(resting)).await;
     for group in &tree.groups {
         group.queue.all_due();
     }
@@ -108,6 +108,10 @@ async fn drain(tree: &Tree, readers: &[ActorCell], deadline: Instant) -> Shutdow
             .map(|subscription| subscription.lanes.quiet()),
     );
     let _ = timeout_at(for_handlers.into(), quiet).await;
+    // What actors had in advance and dropped without a look.
+    let returned = tree.subscriptions.iter();
+    let returned = returned.map(|subscription| give_back(tree, subscription, &given_back));
+    let _ = timeout_at(for_handlers.into(), join_all(returned)).await;
 
     let empty = join_all(tree.groups.iter().map(|group| group.queue.empty()));
     let at_least = Instant::now() + LAST_MOMENT;
@@ -152,14 +156,25 @@ async fn drain(tree: &Tree, readers: &[ActorCell], deadline: Instant) -> Shutdow
     }
 }
 
-/// What waited in each of the subscriptions.
-async fn give_all_back(tree: &Tree, waiting: Vec<Vec<Arc<Received>>>, given_back: &AtomicU64) {
-    let each = tree.subscriptions.iter().zip(&waiting);
-    join_all(each.map(|(subscription, waiting)| async move {
-        let given = give_back(tree, subscription, waiting).await;
-        given_back.fetch_add(given, Ordering::Relaxed);
-    }))
-    .await;
+/// Brings a subscription to rest whose workers start nothing any more: what waits is given back, once
+/// now and once more when its reader has taken its last replies and no start is being counted.
+pub(crate) async fn rest(
+    tree: &Tree,
+    subscription: &SubscriptionState,
+    reader: Option<ActorCell>,
+    given_back: &AtomicU64,
+) {
+    let last_replies = async {
+        if let Some(reader) = reader {
+            let _ = reader.wait(None).await;
+        }
+    };
+    tokio::join!(
+        give_back(tree, subscription, given_back),
+        last_replies,
+        subscription.lanes.counted()
+    );
+    give_back(tree, subscription, given_back).await;
 }
 
 fn remaining(group: &GroupState, id: EntryId) -> Remaining {
@@ -170,15 +185,21 @@ fn remaining(group: &GroupState, id: EntryId) -> Remaining {
     }
 }
 
-/// Makes entries that were not started claimable at once, counted as often as before. Where that fails
-/// they stay pending in this consumer's name, for whoever recovers them.
-pub(crate) async fn give_back(
-    tree: &Tree,
-    subscription: &SubscriptionState,
-    waiting: &[Arc<Received>],
-) -> u64 {
-    let mut given_back = 0;
-    for step in waiting.chunks(100) {
+/// Makes what waits claimable at once, counted as often as before. Where that fails it stays pending in
+/// this consumer's name, for whoever recovers it.
+async fn give_back(tree: &Tree, subscription: &SubscriptionState, given_back: &AtomicU64) {
+    let on_their_way = &subscription.given_back;
+    let _turn = on_their_way.turn.lock().await;
+    on_their_way.put(subscription.lanes.withdraw());
+    // What others claim comes by itself to those that scan; a tail has to remember it.
+    let remember = subscription.source.mode == Mode::Tail;
+    loop {
+        let step = on_their_way.next(STEP);
+        if step.is_empty() {
+            return;
+        }
+        // First: who claims one of them a moment later, in this process perhaps, must not find it held.
+        subscription.group.in_flight.hand_back(&step);
         let items: Vec<_> = step
             .iter()
             .map(|received| {
@@ -190,18 +211,17 @@ pub(crate) async fn give_back(
             })
             .collect();
         match settle::give_back(&tree.settling, &subscription.group.group, &items).await {
-            Ok(count) => given_back += count,
+            Ok(count) => {
+                given_back.fetch_add(count, Ordering::Relaxed);
+            }
             Err(error) => {
                 let subscription = subscription.name();
                 tracing::warn!(target: "streamvisor", %subscription, %error, entries = items.len(), "entries that were not started stay pending");
             }
         }
-        subscription
-            .group
-            .in_flight
-            .leave(step.iter().map(|received| received.id()));
+        subscription.at("subscription.given_back");
+        on_their_way.went(step.len(), remember);
     }
-    given_back
 }
 
 async fn remove_consumer(tree: &Tree, subscription: &SubscriptionState) {

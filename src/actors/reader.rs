@@ -12,7 +12,7 @@ mod upkeep;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -22,16 +22,18 @@ use futures_util::stream::FuturesOrdered;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::watch;
 
+use self::upkeep::LOOK_FOR_HOT_KEY_EVERY;
 use super::condition::Part;
 use super::delays::Delays;
+use super::drain::rest;
 use super::tree::{BLOCKED_FOR, Order, SubscriptionState, Tree};
 use super::verdict::is_spent;
-use crate::message::{self, Entry, EntryId, Received};
+use crate::message::{self, Entry, EntryId, Received, Verdict};
 use crate::observe::Event;
 use crate::server::read::{self, Read, Recovered};
 use crate::server::{Connection, Role, ServerError};
-use crate::state::Usage;
-use crate::topology::{ReadMode, Verdict};
+use crate::state::{Hold, Usage};
+use crate::topology::ReadMode;
 
 /// What is asked for before anything is known of the size of entries.
 const FIRST_COUNT: usize = 16;
@@ -116,24 +118,40 @@ pub(crate) struct ReaderState {
     purge_at: Instant,
     /// It is the purge's turn, and not that of a read.
     purge_turn: bool,
+    look_for_hot_key_at: Instant,
 }
 
-/// The word to stop reading: the tree's, or the subscription's own.
+/// The word to stop reading: the tree's, or the subscription's own, which may be taken back.
 struct Stop {
     order: watch::Receiver<Order>,
-    failed: watch::Receiver<bool>,
+    hold: watch::Receiver<Hold>,
 }
 
 impl Stop {
-    fn is_given(&self) -> bool {
-        self.order.borrow().stop_reading || *self.failed.borrow()
+    /// Whether it is for good.
+    fn is_final(&self) -> bool {
+        self.order.borrow().stop_reading || self.hold.borrow().is_final()
+    }
+
+    /// Whether the workers are to start nothing.
+    fn is_barred(&self) -> bool {
+        self.hold.borrow().is_barred()
     }
 
     async fn given(&mut self) {
         // A sender that is gone went with the tree.
         tokio::select! {
             _ = self.order.wait_for(|order| order.stop_reading) => {}
-            _ = self.failed.wait_for(|failed| *failed) => {}
+            // Noticed even if it was taken back at once: the workers wait to be let go.
+            _ = self.hold.wait_for(|hold| hold.is_barred()) => {}
+        }
+    }
+
+    /// Returns when it is taken back, or for good.
+    async fn taken_back(&mut self) {
+        tokio::select! {
+            _ = self.order.wait_for(|order| order.stop_reading) => {}
+            _ = self.hold.wait_for(|hold| !hold.is_on() || hold.is_final()) => {}
         }
     }
 
@@ -167,7 +185,7 @@ impl Actor for Reader {
         }
         let stop = Stop {
             order: tree.order.subscribe(),
-            failed: subscription.failed.subscribe(),
+            hold: subscription.hold.subscribe(),
         };
         myself.cast(ReaderMessage::Next)?;
         Ok(ReaderState {
@@ -184,6 +202,7 @@ impl Actor for Reader {
             tidy_at: Instant::now(),
             purge_at: Instant::now(),
             purge_turn: false,
+            look_for_hot_key_at: Instant::now(),
         })
     }
 
@@ -193,12 +212,14 @@ impl Actor for Reader {
         ReaderMessage::Next: ReaderMessage,
         state: &mut ReaderState,
     ) -> Result<(), ActorProcessingErr> {
-        if state.stop.is_given() {
+        if state.stop.is_final() {
             state.finish().await;
             myself.stop(None);
             return Ok(());
         }
-        if let Err(error) = state.round().await {
+        if state.stop.is_barred() && !state.goes_on() {
+            state.rest().await;
+        } else if let Err(error) = state.round().await {
             state.face(error).await?;
         }
         myself.cast(ReaderMessage::Next)?;
@@ -237,21 +258,42 @@ impl ReaderState {
         Ok(Some(connection))
     }
 
+    /// Lets the workers go on if nothing is against it.
+    fn goes_on(&self) -> bool {
+        // What was on its way back when its reader died goes all the way first.
+        self.subscription.given_back.is_idle() && self.subscription.reopen()
+    }
+
+    /// Reads nothing for as long as there is a reason for it, and gives back what the workers have not
+    /// started.
+    async fn rest(&mut self) {
+        if let Some(connection) = self.connection.clone() {
+            self.take_last_replies(&connection).await;
+        }
+        self.subscription.group.queue.cancel_starts();
+        rest(&self.tree, &self.subscription, None, &AtomicU64::new(0)).await;
+        self.subscription.at("reader.rests");
+        self.stop.taken_back().await;
+    }
+
     /// One round of reading from `>`; with `claim`, what was left behind for so long as well.
     async fn read(
         &mut self,
         connection: Arc<Connection>,
         claim: Option<Duration>,
     ) -> Result<(), ServerError> {
+        let nothing_outstanding = self.reads.is_empty() && self.arrived.is_empty();
+        if nothing_outstanding && self.take_up(&connection).await? {
+            return Ok(());
+        }
         let due = self.subscription.cursor().recovery_due(Instant::now());
         // What a read has brought and nobody has taken yet is pending, and would be taken for lost.
-        if let Some(after) = due.filter(|_| self.reads.is_empty() && self.arrived.is_empty()) {
+        if let Some(after) = due.filter(|_| nothing_outstanding) {
             return self.recover(&connection, after).await;
         }
         let purging = claim.is_some() && self.purge_at <= Instant::now();
         if let Some(min_idle) = claim.filter(|_| purging)
-            && self.reads.is_empty()
-            && self.arrived.is_empty()
+            && nothing_outstanding
             && std::mem::take(&mut self.purge_turn)
         {
             return self.purge(&connection, min_idle).await;
@@ -370,16 +412,17 @@ impl ReaderState {
             .group
             .in_flight
             .usage(self.subscription.source.index);
+        let most = self.subscription.max_in_flight.load(Ordering::Relaxed);
         let room = room(
             usage,
             self.asked,
-            settings.max_in_flight,
+            most,
             settings.max_bytes_in_flight,
             settings.batch,
         );
         // As long as the workers have enough to do, a small read only costs; it comes when there is
         // room for a larger one, or when they run out.
-        let worth_it = settings.batch.min(settings.max_in_flight.div_ceil(4));
+        let worth_it = settings.batch.min(most.div_ceil(4));
         if room < worth_it && !self.subscription.lanes.is_hungry() {
             return 0;
         }
@@ -388,6 +431,10 @@ impl ReaderState {
 
     async fn wait_for_room(&mut self) {
         let subscription = Arc::clone(&self.subscription);
+        if self.look_for_hot_key_at <= Instant::now() {
+            self.look_for_hot_key_at = Instant::now() + LOOK_FOR_HOT_KEY_EVERY;
+            upkeep::tell_of_hot_key(&subscription);
+        }
         let changed = async {
             tokio::select! {
                 () = subscription.group.in_flight.freed(subscription.source.index) => {}
@@ -512,13 +559,7 @@ impl ReaderState {
     /// Decides what a failed read means, and waits where waiting helps.
     async fn face(&mut self, error: ServerError) -> Result<(), ActorProcessingErr> {
         if self.subscription.plan.settings.mode.reads_fresh() {
-            self.subscription.cursor().lose_track();
-            self.subscription
-                .group
-                .in_flight
-                .keep_left(self.subscription.source.index, true);
-            self.discard_reads().await;
-            self.short = 2;
+            self.lose_track().await;
         }
         match error {
             ServerError::Refused(_) | ServerError::Malformed(_) => return Err(error.into()),
@@ -548,22 +589,23 @@ impl ReaderState {
         Ok(())
     }
 
-    /// The replies that come after one of unknown outcome are not registered: the recovery returns
-    /// their entries.
-    async fn discard_reads(&mut self) {
+    /// The outcome of a read is unknown. The replies that come after it are not registered: the recovery
+    /// returns their entries.
+    async fn lose_track(&mut self) {
+        let index = self.subscription.source.index;
+        self.subscription.cursor().lose_track();
+        self.subscription.group.in_flight.keep_left(index, true);
         while next_reply(&mut self.arrived, &mut self.reads)
             .await
             .is_some()
         {}
         self.asked = 0;
+        self.short = 2;
     }
 
     /// Takes the replies that are still to come, so that what they hold is given back and not lost
-    /// sight of, and closes the connection.
-    async fn finish(&mut self) {
-        let Some(connection) = self.connection.take() else {
-            return;
-        };
+    /// sight of.
+    async fn take_last_replies(&mut self, connection: &Connection) {
         loop {
             let reply = loop {
                 tokio::select! {
@@ -573,18 +615,24 @@ impl ReaderState {
                 }
             };
             match reply {
-                None => break,
+                None => return,
                 Some((asked, Ok(read))) => {
                     let _ = self.take(asked, read);
                 }
                 Some((_, Err(error))) => {
                     tracing::debug!(target: "streamvisor", subscription = %self.subscription.name(), %error, "a last read failed");
-                    self.subscription.cursor().lose_track();
-                    self.discard_reads().await;
+                    self.lose_track().await;
                 }
             }
         }
-        connection.close().await;
+    }
+
+    /// Takes the last replies and closes the connection.
+    async fn finish(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.take_last_replies(&connection).await;
+            connection.close().await;
+        }
     }
 }
 

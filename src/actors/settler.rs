@@ -339,8 +339,8 @@ impl SettlerState {
                         }
                     }
                     Err(error) => {
-                        let queue = &self.group.queue;
-                        jobs.into_iter().for_each(|job| queue.count_start(job));
+                        // Whoever waits for an answer asks again, if it still wants one.
+                        drop(jobs);
                         self.trouble(Kind::Starts, &error)?;
                     }
                 }

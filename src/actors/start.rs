@@ -2,12 +2,13 @@
 //! server, is found here.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, watch};
 
 use super::condition::Condition;
+use super::roster::Roster;
 use super::tree::{
     Counters, DelaySet, GroupState, Order, SubscriptionState, Tree, connection_name,
 };
@@ -17,7 +18,7 @@ use crate::server::capabilities::{self, Capabilities, Uses};
 use crate::server::group::{self, Origin};
 use crate::server::publish::Appending;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{Cursor, InFlight, Lanes, SettleQueue};
+use crate::state::{Cursor, GivenBack, Hold, InFlight, Lanes, SettleQueue};
 use crate::topology::{AfterAck, InvalidTopology, PlannedSubscription, ReadMode, Start, Topology};
 
 /// Why a tree could not be started. Nothing runs then.
@@ -258,13 +259,21 @@ async fn make(
             source,
             group: Arc::clone(&group),
             cursor: Mutex::new(Cursor::new(attached.last_delivered)),
-            lanes: Lanes::new(settings.workers, settings.ordered_by.clone()),
+            lanes: Lanes::new(
+                settings.workers,
+                settings.ordered_by.clone(),
+                plan.handling.takes(),
+            ),
+            roster: Roster::new(),
             connection: Mutex::new(None),
             condition: Condition::new(Arc::clone(&plan.name), announcer.clone()),
             announcer: announcer.clone(),
             delay_set,
-            failed: watch::Sender::new(false),
+            hold: watch::Sender::new(Hold::default()),
+            given_back: GivenBack::default(),
+            max_in_flight: AtomicUsize::new(settings.max_in_flight),
             parked_full: AtomicBool::new(false),
+            hot_key_told: AtomicBool::new(false),
             started: AtomicBool::new(false),
             counters: Counters::default(),
             plan,
@@ -287,6 +296,7 @@ async fn make(
         delay_sets,
         others: Mutex::default(),
         order: watch::Sender::new(Order::default()),
+        asked: Mutex::default(),
         restarts: Mutex::default(),
     });
     Ok(StartedTree {
@@ -325,6 +335,12 @@ fn refused(subscription: &Arc<str>, error: ServerError) -> StartError {
 /// Every key holds what it should, or nothing.
 async fn check(connection: &Connection, planned: &[PlannedSubscription]) -> Result<(), StartError> {
     for plan in planned {
+        plan.handling
+            .check()
+            .map_err(|reason| StartError::Refused {
+                subscription: Arc::clone(&plan.name),
+                reason,
+            })?;
         let stream = Some((&plan.settings.stream, "stream"));
         let dead_letter = plan
             .settings

@@ -11,6 +11,7 @@ use super::tree::{SubscriptionState, Tree};
 use crate::message::Mode;
 use crate::observe::{Child, Restarts, State, Status, SubscriptionStatus};
 use crate::server::group;
+use crate::state::Reason;
 
 /// How long the server may take to answer before the status does without.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -95,10 +96,14 @@ async fn subscription_status(
 }
 
 fn state(tree: &Tree, subscription: &SubscriptionState) -> State {
-    if *subscription.failed.borrow() {
+    if subscription.is_held_for(Reason::Failed) {
         State::Failed
     } else if tree.order.borrow().stop_reading {
         State::Draining
+    } else if subscription.is_held_for(Reason::Paused) {
+        State::Paused
+    } else if subscription.is_held_for(Reason::NoTarget) {
+        State::NoTarget
     } else if let Some(trouble) = subscription.condition.state() {
         trouble
     } else if !subscription.started.load(Ordering::Relaxed) {

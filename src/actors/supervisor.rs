@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
@@ -11,16 +12,17 @@ use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 use super::delays::Delays;
-use super::drain::{Drain, DrainArguments, LAST_MOMENT, give_back};
-use super::handler::HandlerActor;
+use super::drain::{Drain, DrainArguments, LAST_MOMENT, rest};
+use super::handler::{HandlerActor, TargetGone};
 use super::keep_alive;
 use super::reader::Reader;
 use super::settler::Settler;
 use super::sweeper::Sweeper;
 use super::tree::{SubscriptionState, Tree};
-use crate::message::{EntryId, StreamKey};
+use crate::message::{EntryId, StreamKey, Verdict};
 use crate::observe::{Child, Event};
-use crate::topology::{RestartPolicy, Verdict};
+use crate::state::Reason;
+use crate::topology::RestartPolicy;
 
 /// Crashes in a row of one worker, each over an entry, before it is started again with delays and at the
 /// expense of its budget.
@@ -28,7 +30,7 @@ const CRASHES_IN_A_ROW: u32 = 5;
 /// How long an actor that was told to end may take for it.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// What ractor says of an actor that was killed.
-const KILLED: &str = "killed";
+pub(super) const KILLED: &str = "killed";
 /// How often running handlers are looked at, at most and at least.
 const SHORTEST_TICK: Duration = Duration::from_millis(20);
 const LONGEST_TICK: Duration = Duration::from_millis(250);
@@ -60,19 +62,38 @@ pub struct ShutdownReport {
 }
 
 /// Why a tree ended by itself: one of its actors kept failing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{child} failed more than {restarts} times within {within:?}, at last with: {error}")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Failure {
     /// The actor.
     pub child: Child,
-    /// How many restarts it had.
+    /// How many restarts it had; 0 for one that cannot be started again.
     pub restarts: u32,
     /// The window in which they were counted.
     pub within: Duration,
     /// Its last failure.
     pub error: String,
 }
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Failure {
+            child,
+            restarts,
+            within,
+            error,
+        } = self;
+        match restarts {
+            0 => write!(f, "{child} failed: {error}"),
+            _ => write!(
+                f,
+                "{child} failed more than {restarts} times within {within:?}, at last with: {error}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
 
 /// How a tree ended.
 #[derive(Debug, Clone)]
@@ -97,6 +118,8 @@ pub(crate) enum Message {
     Drained(ShutdownReport, Instant),
     /// Time to start this child again.
     Restart(Key),
+    /// The number of this subscription's workers was changed.
+    Staff(Arc<str>),
     /// Time to look after running handlers.
     Tick,
     /// The tree has ended: the front's message.
@@ -130,7 +153,7 @@ pub(crate) struct SupervisorState {
     /// What each handler was running when it was looked at last, and since when.
     watched: HashMap<Key, Watched>,
     /// Handlers that were given up on, with the entries they hang over.
-    hung: HashMap<ActorId, (Arc<SubscriptionState>, EntryId)>,
+    hung: HashMap<ActorId, (Arc<SubscriptionState>, Vec<EntryId>)>,
     draining: bool,
     failure: Option<Failure>,
 }
@@ -188,6 +211,7 @@ impl Actor for SupervisorActor {
         match message {
             Message::Shutdown => state.drain(&myself).await,
             Message::Restart(key) => state.restart(&myself, key).await,
+            Message::Staff(name) => state.staff(&myself, &name).await,
             // Only ever said to the front.
             Message::Ended(_) => {}
             Message::Tick => {
@@ -213,6 +237,11 @@ impl Actor for SupervisorActor {
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
         match event {
+            SupervisionEvent::ActorFailed(cell, error) if error.is::<TargetGone>() => {
+                state
+                    .target_gone(&myself, cell.get_id(), error.to_string())
+                    .await;
+            }
             SupervisionEvent::ActorFailed(cell, error) => {
                 state
                     .exited(&myself, cell.get_id(), Some(error.to_string()))
@@ -277,12 +306,13 @@ impl SupervisorState {
             }
             Key::KeepAlive => keep_alive::spawn(tree, here).await?.get_cell(),
             Key::Drain => {
-                let is_reader = |key: &&Key| matches!(key, Key::Reader(_));
-                let keys: Vec<Key> = self.cells.keys().filter(is_reader).copied().collect();
-                let readers = keys
-                    .iter()
-                    .filter_map(|key| self.cells.get(key).cloned())
-                    .collect();
+                let reader = |(key, cell): (&Key, &ActorCell)| match key {
+                    Key::Reader(at) => {
+                        Some((tree.subscriptions.get(*at)?.name().clone(), cell.clone()))
+                    }
+                    _ => None,
+                };
+                let readers = self.cells.iter().filter_map(reader).collect();
                 let arguments = DrainArguments {
                     tree,
                     readers,
@@ -321,9 +351,9 @@ impl SupervisorState {
         id: ActorId,
         error: Option<String>,
     ) {
-        if let Some((subscription, entry)) = self.hung.remove(&id) {
+        if let Some((subscription, entries)) = self.hung.remove(&id) {
             // The call that could not be ended has ended.
-            subscription.group.in_flight.leave([entry]);
+            subscription.group.in_flight.leave(entries);
             return;
         }
         let Some(key) = self.children.remove(&id) else {
@@ -332,7 +362,16 @@ impl SupervisorState {
         if self.cells.get(&key).is_some_and(|cell| cell.get_id() == id) {
             self.cells.remove(&key);
         }
-        let Some(mut error) = error else { return };
+        let Some(mut error) = error else {
+            // A worker that was one too many, and is not any more.
+            if let Key::Handler(at, _) = key
+                && let Some(subscription) = self.tree.subscriptions.get(at)
+            {
+                let name = Arc::clone(subscription.name());
+                self.staff(myself, &name).await;
+            }
+            return;
+        };
         let watched = self.watched.remove(&key);
         // It may have died of something else in the same moment.
         if watched.is_some_and(|it| it.killed) && error == KILLED {
@@ -369,6 +408,27 @@ impl SupervisorState {
         }
     }
 
+    /// The actor that a subscription's entries are forwarded to has ended. It is not ours to start again.
+    async fn target_gone(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        id: ActorId,
+        error: String,
+    ) {
+        let Some(key) = self.children.remove(&id) else {
+            return;
+        };
+        self.cells.remove(&key);
+        if let Key::Handler(at, _) = key
+            && let Some(subscription) = self.tree.subscriptions.get(at)
+        {
+            subscription.condition.note(&error);
+        }
+        if !self.draining {
+            self.escalate(myself, key, error, 0).await;
+        }
+    }
+
     /// Closes a dead reader's connection, here and on the server, so that no reply goes to it.
     fn cut_reader_off(&self, at: usize) {
         let Some(subscription) = self.tree.subscriptions.get(at) else {
@@ -386,6 +446,26 @@ impl SupervisorState {
         tokio::spawn(async move { settling.kill(&ids).await });
     }
 
+    /// Starts the workers that a subscription lacks. Those that are too many end by themselves.
+    async fn staff(&mut self, myself: &ActorRef<SupervisorMessage>, name: &Arc<str>) {
+        let mut subscriptions = self.tree.subscriptions.iter();
+        let Some(at) = subscriptions.position(|it| it.name() == name) else {
+            return;
+        };
+        let Some(subscription) = self.tree.subscriptions.get(at).cloned() else {
+            return;
+        };
+        for worker in 0..subscription.lanes.workers() {
+            let key = Key::Handler(at, worker);
+            if self.cells.contains_key(&key) || subscription.lanes.is_closed() {
+                continue;
+            }
+            if let Err(error) = self.spawn(myself, key).await {
+                self.start_again(myself, key, error.to_string()).await;
+            }
+        }
+    }
+
     async fn handler_died(
         &mut self,
         myself: &ActorRef<SupervisorMessage>,
@@ -399,9 +479,11 @@ impl SupervisorState {
         let key = Key::Handler(at, worker);
         // From here on nothing of the dead worker counts.
         subscription.lanes.enter(worker);
-        let over_an_entry = subscription.lanes.cut_off(worker, |received| {
+        let mut over_an_entry = subscription.lanes.cut_off(worker, |received| {
             subscription.settle(received, Verdict::Crashed(error.clone()));
         });
+        // Where it had an actor of its own, and could not sort this out itself.
+        over_an_entry |= subscription.sort_out_dropped(worker, true, &error);
         if over_an_entry && subscription.lanes.crashed(worker) < CRASHES_IN_A_ROW {
             // The entry was to blame, not the worker.
             self.restart(myself, key).await;
@@ -425,7 +507,10 @@ impl SupervisorState {
             Some(delay) => {
                 myself.send_after(delay, move || SupervisorMessage(Message::Restart(key)));
             }
-            None => self.escalate(myself, key, error).await,
+            None => {
+                let restarts = self.tree.restart.max_restarts;
+                self.escalate(myself, key, error, restarts).await;
+            }
         }
     }
 
@@ -436,7 +521,7 @@ impl SupervisorState {
                 .tree
                 .subscriptions
                 .get(at)
-                .is_none_or(|it| *it.failed.borrow()),
+                .is_none_or(|it| it.is_over()),
             _ => false,
         };
         // A tree that drains needs its settlers, its keep-alive and its sweepers to the end; a new
@@ -465,7 +550,13 @@ impl SupervisorState {
         }
     }
 
-    async fn escalate(&mut self, myself: &ActorRef<SupervisorMessage>, key: Key, error: String) {
+    async fn escalate(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        key: Key,
+        error: String,
+        restarts: u32,
+    ) {
         let child = self.child(key);
         self.tree.announcer.announce(Event::Escalated {
             child: child.clone(),
@@ -474,15 +565,10 @@ impl SupervisorState {
         if self.tree.restart.isolate && !matches!(key, Key::KeepAlive | Key::Sweeper(_)) {
             return self.fail_subscriptions_of(key);
         }
-        let RestartPolicy {
-            max_restarts,
-            within,
-            ..
-        } = self.tree.restart;
         self.failure.get_or_insert(Failure {
             child,
-            restarts: max_restarts,
-            within,
+            restarts,
+            within: self.tree.restart.within,
             error,
         });
         self.drain(myself).await;
@@ -505,21 +591,14 @@ impl SupervisorState {
             _ => Vec::new(),
         };
         for subscription in subscriptions {
-            subscription.failed.send_replace(true);
+            subscription.hold(Reason::Failed);
             subscription.group.queue.cancel_starts();
-            let waiting = subscription.lanes.close();
             let place = |it: &Arc<SubscriptionState>| Arc::ptr_eq(it, &subscription);
             let at = self.tree.subscriptions.iter().position(place);
             let reader = at.and_then(|at| self.cells.get(&Key::Reader(at)).cloned());
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
-                give_back(&tree, &subscription, &waiting).await;
-                // Its last reply may still be on its way, and a start may be being counted.
-                if let Some(reader) = reader {
-                    let _ = reader.wait(None).await;
-                }
-                subscription.lanes.counted().await;
-                give_back(&tree, &subscription, &subscription.lanes.withdraw()).await;
+                rest(&tree, &subscription, reader, &AtomicU64::new(0)).await;
             });
         }
     }
@@ -541,20 +620,20 @@ impl SupervisorState {
         let now = Instant::now();
         for (at, subscription) in tree.subscriptions.iter().enumerate() {
             let deadline = subscription.plan.settings.handler_timeout;
-            for worker in 0..subscription.lanes.workers() {
+            for worker in 0..subscription.lanes.all() {
                 let key = Key::Handler(at, worker);
                 let Some(running) = subscription.lanes.running(worker) else {
                     self.watched.remove(&key);
                     continue;
                 };
                 let watched = self.watched.entry(key).or_insert(Watched {
-                    run: running.run,
+                    run: running.number,
                     since: now,
                     killed: false,
                 });
-                if watched.run != running.run {
+                if watched.run != running.number {
                     *watched = Watched {
-                        run: running.run,
+                        run: running.number,
                         since: now,
                         killed: false,
                     };
@@ -567,9 +646,16 @@ impl SupervisorState {
                 if late < deadline {
                     continue;
                 }
-                if !watched.killed {
+                if subscription.plan.handling.forwards().is_some() {
+                    // Its actor is not ours to end.
+                    subscription.lanes.give_up(worker, false, |received| {
+                        abandon(subscription, received.id());
+                    });
+                } else if !watched.killed {
                     watched.killed = true;
-                    if let Some(cell) = self.cells.get(&key) {
+                    // The application's actor, where there is one: this worker ends with it.
+                    let actor = subscription.roster.get(worker).map(|it| it.cell);
+                    if let Some(cell) = actor.or_else(|| self.cells.get(&key).cloned()) {
                         cell.kill();
                     }
                 } else if late >= deadline + LAST_WORD {
@@ -590,21 +676,23 @@ impl SupervisorState {
     ) {
         self.watched.remove(&key);
         subscription.lanes.enter(worker);
-        let mut abandoned = None;
-        subscription.lanes.cut_off(worker, |received| {
-            subscription.group.in_flight.abandon(received.id());
-            abandoned = Some(received.id());
+        let mut abandoned = Vec::new();
+        subscription.lanes.give_up(worker, true, |received| {
+            abandon(subscription, received.id());
+            abandoned.push(received.id());
         });
-        let Some(id) = abandoned else { return };
-        let name = subscription.name().clone();
-        self.tree.announcer.announce(Event::Abandoned {
-            subscription: name,
-            id,
-        });
+        if abandoned.is_empty() {
+            return;
+        }
         if let Some(cell) = self.cells.remove(&key) {
             self.children.remove(&cell.get_id());
-            self.hung
-                .insert(cell.get_id(), (Arc::clone(subscription), id));
+            if subscription.roster.get(worker).is_some() {
+                // What an actor holds reports itself when it lets go of it.
+                cell.kill();
+            } else {
+                let hung = (Arc::clone(subscription), abandoned);
+                self.hung.insert(cell.get_id(), hung);
+            }
         }
         self.restart(myself, key).await;
         subscription.lanes.hand_on();
@@ -655,6 +743,15 @@ impl SupervisorState {
             failure: self.failure.clone(),
         }));
     }
+}
+
+/// Nobody here handles this entry any more, and nobody can end what does.
+fn abandon(subscription: &SubscriptionState, id: EntryId) {
+    subscription.group.in_flight.abandon(id);
+    subscription.announcer.announce(Event::Abandoned {
+        subscription: Arc::clone(subscription.name()),
+        id,
+    });
 }
 
 /// How often one child was started again of late.

@@ -1,24 +1,29 @@
 //! What the actors of a tree share: the state they are lent, the connections, and the word to stop.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
 use super::condition::Condition;
+use super::make_way::make_way;
+use super::roster::Roster;
 use super::verdict::{self, Step};
 use crate::fail_point::fail_point;
-use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey};
+use crate::message::{Destination, EntryId, Outcome, Received, Source, StreamKey, Verdict};
 use crate::observe::{Announcer, Child, Event, Verdicts};
 use crate::server::capabilities::Capabilities;
 use crate::server::{Connection, Group, Role, ServerError};
-use crate::state::{CopyJob, Cursor, InFlight, Lanes, SettleQueue};
-use crate::topology::{PlannedSubscription, Redis, RestartPolicy, Verdict};
+use crate::state::{CopyJob, Cursor, GivenBack, Hold, InFlight, Lanes, Reason, SettleQueue};
+use crate::topology::{PlannedSubscription, Redis, RestartPolicy};
 
 /// How long a subscription that the server refuses waits before it looks again.
 pub(crate) const BLOCKED_FOR: Duration = Duration::from_secs(30);
+
+/// How often an entry may come back from an actor that has not looked at it.
+const MOST_RETURNS: u32 = 2;
 
 /// A running topology, but for its actors.
 pub(crate) struct Tree {
@@ -38,6 +43,8 @@ pub(crate) struct Tree {
     /// The readers' connections and the keep-alive's, so that none outlives the tree.
     pub others: Mutex<Vec<Weak<Connection>>>,
     pub order: watch::Sender<Order>,
+    /// Held while something that was asked for is done and told, so that what is told is in order.
+    pub asked: Mutex<()>,
     /// How often each actor was started again.
     pub restarts: Mutex<HashMap<Child, u64>>,
 }
@@ -72,14 +79,23 @@ pub(crate) struct SubscriptionState {
     pub group: Arc<GroupState>,
     pub cursor: Mutex<Cursor>,
     pub lanes: Lanes,
+    /// The application's own actors among its workers.
+    pub roster: Roster,
     /// The connection of the reader of the moment.
     pub connection: Mutex<Option<Arc<Connection>>>,
     pub condition: Condition,
     pub announcer: Announcer,
     pub delay_set: Option<Arc<DelaySet>>,
-    /// Its order to stop, beside the tree's: set when it alone fails.
-    pub failed: watch::Sender<bool>,
+    /// Why it stands still, if it does: its own word to stop, beside the tree's. Only changed by
+    /// [`hold`](Self::hold), [`release`](Self::release) and [`reopen`](Self::reopen).
+    pub hold: watch::Sender<Hold>,
+    pub given_back: GivenBack,
+    /// How many entries it may have in hand at once; changed by
+    /// [`set_max_in_flight`](Self::set_max_in_flight).
+    pub max_in_flight: AtomicUsize,
     pub parked_full: AtomicBool,
+    /// An event has told of a key that fills most of what may be in flight.
+    pub hot_key_told: AtomicBool,
     /// Its reader has read.
     pub started: AtomicBool,
     pub counters: Counters,
@@ -172,6 +188,16 @@ impl Tree {
         self.publishing.abort();
     }
 
+    /// Nobody is here any more: whoever waits for something of this tree learns that it will not come.
+    pub(crate) fn close(&self) {
+        for group in &self.groups {
+            group.in_flight.close();
+        }
+        for subscription in &self.subscriptions {
+            subscription.roster.close();
+        }
+    }
+
     /// Closes every connection with a goodbye.
     pub(crate) async fn close_connections(&self) {
         let others: Vec<_> = {
@@ -205,6 +231,65 @@ impl SubscriptionState {
 
     pub(crate) fn cursor(&self) -> std::sync::MutexGuard<'_, Cursor> {
         self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts nothing from here on, for this reason; the reader sees to the rest when it looks. Returns
+    /// whether this is news.
+    pub(crate) fn hold(&self, reason: Reason) -> bool {
+        // The workers are told under the same lock, so that they and the reader hear the same last word.
+        self.hold.send_if_modified(|hold| {
+            let news = hold.add(reason);
+            if news {
+                self.lanes.hold();
+            }
+            if news && hold.is_final() {
+                self.given_back.put(self.lanes.close());
+            }
+            news
+        })
+    }
+
+    /// There is this reason no more. Returns whether this is news.
+    pub(crate) fn release(&self, reason: Reason) -> bool {
+        self.hold.send_if_modified(|hold| hold.take_away(reason))
+    }
+
+    /// Lets the workers go on if no reason is left; returns whether they do.
+    pub(crate) fn reopen(&self) -> bool {
+        self.hold.send_if_modified(|hold| {
+            let open = hold.unbar();
+            if open {
+                self.lanes.release();
+            }
+            open
+        })
+    }
+
+    /// Pauses or resumes it, as the application asks, and tells of it where that is news.
+    pub(crate) fn pause(&self, tree: &Tree, pause: bool) {
+        let _in_order = tree.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let subscription = Arc::clone(self.name());
+        if pause && self.hold(Reason::Paused) {
+            self.announcer.announce(Event::Paused { subscription });
+        } else if !pause && self.release(Reason::Paused) {
+            self.announcer.announce(Event::Resumed { subscription });
+        }
+    }
+
+    /// From the next read on.
+    pub(crate) fn set_max_in_flight(&self, entries: usize) {
+        self.max_in_flight.store(entries, Ordering::Relaxed);
+        // Whoever waits for room looks again.
+        self.group.in_flight.nudge(self.source.index);
+    }
+
+    pub(crate) fn is_held_for(&self, reason: Reason) -> bool {
+        self.hold.borrow().is_for(reason)
+    }
+
+    /// Whether it has been given up or taken out, and will not go on.
+    pub(crate) fn is_over(&self) -> bool {
+        self.hold.borrow().is_final()
     }
 
     /// Does what a verdict on one of its entries asks for. The entry is in flight until the server has
@@ -248,6 +333,25 @@ impl SubscriptionState {
                 }
             }
         }
+        // Whoever gave the verdict may block its thread a moment later.
+        if group.queue.has_woken() {
+            make_way();
+        }
+    }
+
+    /// What becomes of the deliveries that a worker's actor dropped without a verdict. What was started gets
+    /// the crash verdict, and so does the oldest one if the actor died of it; the rest goes back to where it came
+    /// from, but not for ever. Whether there was a crash verdict.
+    pub(crate) fn sort_out_dropped(&self, worker: usize, oldest_too: bool, error: &str) -> bool {
+        let mut to_blame = oldest_too;
+        self.lanes.sort_out_dropped(worker, |run| {
+            let started = std::mem::take(&mut to_blame) || run.seen;
+            if started || run.received.comes_back() > MOST_RETURNS {
+                self.settle(&run.received, Verdict::Crashed(error.to_owned()));
+                return true;
+            }
+            false
+        })
     }
 
     /// A place where this crate's tests have one of its actors fail.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::delays::Delays;
-use crate::message::{self, Destination, Outcome, Received};
+use crate::message::{self, Destination, Outcome, Received, Verdict};
 use crate::state::{CopyJob, ParkedJob};
-use crate::topology::{End, OnCrash, Place, RetryPolicy, Settings, Verdict};
+use crate::topology::{End, OnCrash, Place, RetryPolicy, Settings};
 
 /// What is to be done with an entry.
 #[derive(Debug)]

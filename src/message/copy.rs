@@ -140,7 +140,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::message::delivery::tests::source;
+    use crate::message::test_source as source;
     use crate::message::{Context, EntryId};
 
     fn received(fields: &[(&'static [u8], &'static [u8])]) -> Received {

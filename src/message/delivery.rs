@@ -1,318 +1,246 @@
-//! An entry that was handed to this process: where it came from and how often it was tried.
+//! What an actor is sent: an entry, and the means to say what came of it.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use super::outcome::{Verdict, with_causes};
+use super::{BoxError, Context, EntryId, Outcome};
 
-use super::headers::wire;
-use super::{Entry, EntryId, Headers, Publisher, StreamKey};
-
-/// The header of a recovered delivery that holds its delivery count, this start included.
-pub const DELIVERY_COUNT_HEADER: &str = wire::DELIVERY_COUNT;
-
-/// No entry lies idle for so long, unless it was given back.
-const GIVEN_BACK: Duration = Duration::from_secs(20 * 365 * 86_400);
-
-/// How a subscription reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Mode {
-    /// Fresh entries.
-    Tail,
-    /// What a crashed consumer left behind.
-    Reclaim,
-    /// Both.
-    Claiming,
+/// Where deliveries report to.
+pub(crate) trait Desk: Send + Sync {
+    /// The actor looks at it: it has started.
+    fn seen(&self, run: u64);
+    /// What came of it.
+    fn settle(&self, run: u64, context: &Context, verdict: Verdict);
+    /// It was dropped without a verdict.
+    fn dropped(&self, run: u64, context: &Context, seen: bool);
+    /// Resolves once the server has the verdict on this entry; to `false` if the tree ends before.
+    fn stored(&self, id: EntryId) -> Pin<Box<dyn Future<Output = bool> + Send>>;
 }
 
-/// What all entries of one subscription have in common.
-pub(crate) struct Source {
-    pub stream: StreamKey,
-    pub group: Arc<str>,
-    pub consumer: Arc<str>,
-    pub subscription: Arc<str>,
-    pub mode: Mode,
-    pub publisher: Publisher,
-    /// The subscription's place among those of its group in this process.
-    pub index: usize,
-    /// Told whenever one of its entries was lost to another consumer.
-    pub lost: Notify,
-}
-
-/// An entry that was read, with what the server said of it.
-pub(crate) struct Received {
-    pub entry: Entry,
-    pub source: Arc<Source>,
-    pub bytes: usize,
-    /// How many copies were made before this one.
-    pub copies: u64,
-    /// How often it is delivered, the coming start included.
-    pub delivery_count: u64,
-    /// How long it lay idle before it was read; zero for a fresh one.
-    pub idle: Duration,
-    /// It came from `>`: the server has counted its start already.
-    pub fresh: bool,
-    /// What the server told of a recovered entry, as headers.
-    told: Vec<(&'static str, String)>,
-    lost: AtomicBool,
-}
-
-impl Received {
-    /// An entry from a fresh read.
-    pub(crate) fn fresh(entry: Entry, source: &Arc<Source>) -> Self {
-        Received::new(entry, source, 1, Duration::ZERO, true)
-    }
-
-    /// An entry that was delivered `count` times before, taken over after lying idle.
-    pub(crate) fn recovered(
-        entry: Entry,
-        source: &Arc<Source>,
-        count: u64,
-        idle: Duration,
-    ) -> Self {
-        // An entry that was given back has been made the oldest of all; how long it lay is not known.
-        let idle = if idle > GIVEN_BACK {
-            Duration::ZERO
-        } else {
-            idle
-        };
-        Received::new(entry, source, count.saturating_add(1), idle, false)
-    }
-
-    fn new(
-        entry: Entry,
-        source: &Arc<Source>,
-        delivery_count: u64,
-        idle: Duration,
-        fresh: bool,
-    ) -> Self {
-        let told = if fresh {
-            Vec::new()
-        } else {
-            vec![
-                (wire::DELIVERY_COUNT, delivery_count.to_string()),
-                (wire::IDLE_MS, idle.as_millis().to_string()),
-            ]
-        };
-        Received {
-            bytes: entry.len_bytes(),
-            copies: copies(&entry),
-            source: Arc::clone(source),
-            entry,
-            delivery_count,
-            idle,
-            fresh,
-            told,
-            lost: AtomicBool::new(false),
-        }
-    }
-
-    pub(crate) fn id(&self) -> EntryId {
-        self.entry.id
-    }
-
-    /// Copies and starts, the coming start included.
-    pub(crate) fn attempt(&self) -> u64 {
-        self.copies.saturating_add(self.delivery_count)
-    }
-
-    /// The server's count before the coming start.
-    pub(crate) fn count_before(&self) -> u64 {
-        self.delivery_count.saturating_sub(1)
-    }
-
-    /// Another consumer owns it now.
-    pub(crate) fn lose(&self) {
-        self.lost.store(true, Ordering::Release);
-        self.source.lost.notify_waiters();
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
-    }
-}
-
-/// How many copies led to this entry, by our own count or RustStream's, whichever is larger.
-fn copies(entry: &Entry) -> u64 {
-    let count = |name: &str| {
-        let text = entry
-            .field(name)
-            .and_then(|value| std::str::from_utf8(value).ok());
-        text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)
-    };
-    // Both names begin with `h:`; an entry without headers is not looked through twice.
-    if entry
-        .fields()
-        .any(|(name, _)| name.starts_with(wire::HEADER))
-    {
-        count(wire::RETRY_COUNT).max(count(wire::FOREIGN_RETRY_COUNT))
-    } else {
-        0
-    }
-}
-
-/// What a handler is told of the entry it handles.
+/// An entry that an actor of the application was sent, with the message that the codec made of it.
 ///
-/// Cheap to clone.
-#[derive(Clone)]
-pub struct Context {
-    received: Arc<Received>,
+/// The actor says what is to become of it with one of the methods that consume it; that is no different
+/// from what a [`Handler`](crate::Handler) returns. It may keep it for as long as it wants, or move it to
+/// a task of its own: until then the entry counts as in hand.
+///
+/// **Dropped without a verdict** it reports itself. If it was looked at, with any method, that is a crash, and
+/// the entry gets what [`on_crash`](crate::Draft::on_crash) says. If it was not, as in the mailbox of an actor
+/// that ended, it was never started and goes back to where it came from, to be sent again, before what is newer.
+/// A third time counts as a crash. When an actor ends by a panic, an error or a kill, the oldest delivery that
+/// it still held counts as started.
+///
+/// ```
+/// use streamvisor::prelude::*;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Payment { amount: i64 }
+///
+/// enum LedgerMessage {
+///     Posted(Delivery<Payment>),
+/// }
+///
+/// impl From<Delivery<Payment>> for LedgerMessage {
+///     fn from(payment: Delivery<Payment>) -> Self {
+///         LedgerMessage::Posted(payment)
+///     }
+/// }
+///
+/// fn post(LedgerMessage::Posted(payment): LedgerMessage, balance: &mut i64) {
+///     *balance += payment.message().amount;
+///     payment.ack();
+/// }
+/// ```
+#[must_use = "a delivery that is dropped without a verdict is handled again"]
+pub struct Delivery<T> {
+    message: T,
+    settlement: Settlement,
 }
 
-impl Context {
-    pub(crate) fn new(received: Arc<Received>) -> Self {
-        Context { received }
-    }
-
-    pub(crate) fn entry(&self) -> &Entry {
-        &self.received.entry
-    }
-
-    /// The entry's id.
-    pub fn id(&self) -> EntryId {
-        self.received.id()
-    }
-
-    /// The stream it was read from.
-    pub fn stream(&self) -> &StreamKey {
-        &self.received.source.stream
-    }
-
-    /// The consumer group.
-    pub fn group(&self) -> &str {
-        &self.received.source.group
-    }
-
-    /// The consumer that owns the entry on the server.
-    pub fn consumer(&self) -> &str {
-        &self.received.source.consumer
-    }
-
-    /// The name of the subscription.
-    pub fn subscription(&self) -> &str {
-        &self.received.source.subscription
-    }
-
-    /// The entry's headers.
-    pub fn headers(&self) -> Headers<'_> {
-        Headers::new(&self.received.entry.fields, &self.received.told)
-    }
-
-    /// Which attempt this is: 1 the first time. Copies that were made of the entry count, and so does
-    /// every start of this copy, those that ended in a crash included.
-    ///
-    /// After a crash of the process it may be one too high, once: the server cannot tell an entry
-    /// that was fetched from one that was started.
-    pub fn attempt(&self) -> u64 {
-        self.received.attempt()
-    }
-
-    /// How often the server has seen this very entry started, this start included.
-    pub fn delivery_count(&self) -> u64 {
-        self.received.delivery_count
-    }
-
-    /// How long the entry lay idle before this process took it over; zero for a fresh one.
-    pub fn idle(&self) -> Duration {
-        self.received.idle
-    }
-
-    /// How its subscription reads.
-    pub fn mode(&self) -> Mode {
-        self.received.source.mode
-    }
-
-    /// Ends when another consumer has taken the entry over, for instance after this process was
-    /// frozen for longer than `min_idle`. The other one handles it now; what this handler still does
-    /// is done twice. Pending for ever as long as the entry is ours.
-    pub async fn ownership_lost(&self) {
-        loop {
-            // Registered before the look, so that nothing is missed in between.
-            let told = self.received.source.lost.notified();
-            if self.received.is_lost() {
-                return;
-            }
-            told.await;
+impl<T> Delivery<T> {
+    pub(crate) fn new(message: T, run: u64, context: Context, desk: Arc<dyn Desk>) -> Self {
+        Delivery {
+            message,
+            settlement: Settlement {
+                desk,
+                run,
+                context,
+                seen: AtomicBool::new(false),
+                settled: false,
+            },
         }
     }
 
-    /// Publishes to streams of the same server.
-    pub fn publisher(&self) -> &Publisher {
-        &self.received.source.publisher
+    /// What the codec made of the entry.
+    pub fn message(&self) -> &T {
+        self.settlement.see();
+        &self.message
+    }
+
+    /// What is known of the entry.
+    pub fn context(&self) -> &Context {
+        self.settlement.see();
+        &self.settlement.context
+    }
+
+    /// The message, what is known of the entry, and what it is settled with.
+    pub fn into_parts(self) -> (T, Context, Settlement) {
+        self.settlement.see();
+        let context = self.settlement.context.clone();
+        (self.message, context, self.settlement)
+    }
+
+    /// Done: acknowledged.
+    pub fn ack(self) {
+        self.settlement.ack();
+    }
+
+    /// Again: a copy goes to the end of the stream and the original is acknowledged.
+    pub fn retry(self) {
+        self.settlement.retry();
+    }
+
+    /// The same, not before this delay.
+    pub fn retry_after(self, delay: Duration) {
+        self.settlement.retry_after(delay);
+    }
+
+    /// This attempt has failed: the retry policy decides, and the error's text travels with the copy, as
+    /// with a handler that returns it.
+    pub fn fail(self, error: impl Into<BoxError>) {
+        self.settlement.fail(error);
+    }
+
+    /// Not wanted: acknowledged without a copy.
+    pub fn reject(self) {
+        self.settlement.reject();
+    }
+
+    /// To the dead-letter stream with this reason.
+    pub fn dead_letter(self, reason: impl Into<String>) {
+        self.settlement.dead_letter(reason);
+    }
+
+    /// Left as it is, for a reclaim or claiming subscription.
+    pub fn leave_pending(self) {
+        self.settlement.leave_pending();
+    }
+
+    /// Gives this verdict, and returns when the server has stored it. For a delay in the process that is when
+    /// the entry waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`NotStored`] when the tree ended before; the entry is then still pending, or the server has the
+    /// verdict and nobody heard of it.
+    pub async fn settle(self, outcome: Outcome) -> Result<(), NotStored> {
+        self.settlement.settle(outcome).await
     }
 }
 
-impl fmt::Debug for Context {
+impl<T: fmt::Debug> fmt::Debug for Delivery<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("id", &self.id())
-            .field("subscription", &self.subscription())
-            .field("attempt", &self.attempt())
-            .finish_non_exhaustive()
+        f.debug_struct("Delivery")
+            .field("message", &self.message)
+            .field("context", &self.settlement.context)
+            .finish()
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
+/// The tree ended before the server had confirmed a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the tree ended before the server had confirmed the verdict")]
+pub struct NotStored;
 
-    pub(crate) fn source(index: usize) -> Arc<Source> {
-        Arc::new(Source {
-            stream: "s".into(),
-            group: "g".into(),
-            consumer: format!("c{index}").into(),
-            subscription: format!("s{index}").into(),
-            mode: Mode::Tail,
-            publisher: Publisher::unconnected(),
-            index,
-            lost: Notify::new(),
-        })
+/// What a delivery is settled with, apart from its message: see [`Delivery::into_parts`].
+///
+/// Dropped without a verdict, its entry gets what [`on_crash`](crate::Draft::on_crash) says.
+#[must_use = "a delivery that is dropped without a verdict is handled again"]
+pub struct Settlement {
+    desk: Arc<dyn Desk>,
+    run: u64,
+    context: Context,
+    seen: AtomicBool,
+    settled: bool,
+}
+
+impl Settlement {
+    fn see(&self) {
+        if !self.seen.load(Ordering::Relaxed) && !self.seen.swap(true, Ordering::Relaxed) {
+            self.desk.seen(self.run);
+        }
     }
 
-    fn entry(fields: &[(&'static str, &'static str)]) -> Entry {
-        Entry::new(EntryId::new(1, 0), fields.iter().copied())
+    fn give(mut self, verdict: Verdict) {
+        self.settled = true;
+        self.desk.settle(self.run, &self.context, verdict);
     }
 
-    #[test]
-    fn attempts_are_copies_and_starts() {
-        let copied = entry(&[("h:retry-count", "3"), ("h:x-ruststream-retry-count", "2")]);
-        assert_eq!(Received::fresh(copied.clone(), &source(0)).attempt(), 4);
-        let recovered = Received::recovered(copied, &source(0), 2, Duration::from_millis(7));
-        assert_eq!((recovered.attempt(), recovered.count_before()), (6, 2));
-        let context = Context::new(Arc::new(recovered));
-        assert_eq!(context.headers().get_str(DELIVERY_COUNT_HEADER), Some("3"));
-        assert_eq!(context.headers().get_str("redis-idle-ms"), Some("7"));
+    /// See [`Delivery::ack`].
+    pub fn ack(self) {
+        self.give(Verdict::Said(Outcome::Ack));
     }
 
-    #[test]
-    fn a_count_that_is_no_number_is_none() {
-        let odd = entry(&[
-            ("h:retry-count", "many"),
-            ("h:x-ruststream-retry-count", "2"),
-        ]);
-        assert_eq!(Received::fresh(odd, &source(0)).attempt(), 3);
-        assert_eq!(
-            Received::fresh(entry(&[("h:retry-count", "-1")]), &source(0)).attempt(),
-            1
-        );
+    /// See [`Delivery::retry`].
+    pub fn retry(self) {
+        self.give(Verdict::Said(Outcome::Retry));
     }
 
-    #[tokio::test]
-    async fn ownership_lost_ends_before_and_after_it_is_waited_for() {
-        let received = Arc::new(Received::fresh(entry(&[]), &source(0)));
-        let context = Context::new(Arc::clone(&received));
-        let waiting = tokio::spawn({
-            let context = context.clone();
-            async move { context.ownership_lost().await }
-        });
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
-        received.lose();
-        waiting.await.unwrap();
-        context.ownership_lost().await;
+    /// See [`Delivery::retry_after`].
+    pub fn retry_after(self, delay: Duration) {
+        self.give(Verdict::Said(Outcome::RetryAfter(delay)));
+    }
+
+    /// See [`Delivery::fail`].
+    pub fn fail(self, error: impl Into<BoxError>) {
+        self.give(Verdict::Failed(with_causes(error.into().as_ref())));
+    }
+
+    /// See [`Delivery::reject`].
+    pub fn reject(self) {
+        self.give(Verdict::Said(Outcome::Reject));
+    }
+
+    /// See [`Delivery::dead_letter`].
+    pub fn dead_letter(self, reason: impl Into<String>) {
+        self.give(Verdict::Said(Outcome::DeadLetter(reason.into())));
+    }
+
+    /// See [`Delivery::leave_pending`].
+    pub fn leave_pending(self) {
+        self.give(Verdict::Said(Outcome::LeavePending));
+    }
+
+    /// See [`Delivery::settle`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub async fn settle(self, outcome: Outcome) -> Result<(), NotStored> {
+        let stored = self.desk.stored(self.context.id());
+        self.give(Verdict::Said(outcome));
+        if stored.await { Ok(()) } else { Err(NotStored) }
+    }
+}
+
+impl Drop for Settlement {
+    fn drop(&mut self) {
+        if !self.settled {
+            // A panic drops what the actor was at and what lay in its mailbox alike.
+            let seen = *self.seen.get_mut();
+            self.desk.dropped(self.run, &self.context, seen);
+        }
+    }
+}
+
+impl fmt::Debug for Settlement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settlement")
+            .field("context", &self.context)
+            .finish_non_exhaustive()
     }
 }

@@ -8,22 +8,26 @@ mod headers;
 mod key;
 mod outcome;
 mod publisher;
+mod received;
 
 pub use codec::{Codec, CodecError, Fields, Json, Raw};
-pub use delivery::{Context, DELIVERY_COUNT_HEADER, Mode};
+pub use delivery::{Delivery, NotStored, Settlement};
 pub use entry::{Entry, EntryId, InvalidEntryId};
 pub use headers::Headers;
 pub use key::StreamKey;
 pub use outcome::Outcome;
 pub use publisher::{DraftEntry, PublishError, Publisher};
+pub use received::{Context, DELIVERY_COUNT_HEADER, Mode};
 
 pub(crate) use copy::{Destination, dead_letter, group_of, retry, retry_headers};
-pub(crate) use delivery::{Received, Source};
+pub(crate) use delivery::Desk;
 pub(crate) use headers::wire;
+pub(crate) use outcome::{Verdict, with_causes};
 pub(crate) use publisher::{Append, Appended};
+pub(crate) use received::{Received, Source};
 
 /// The error type that handlers return: any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 #[cfg(test)]
-pub(crate) use delivery::tests::source as test_source;
+pub(crate) use received::tests::source as test_source;

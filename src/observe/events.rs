@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream};
+use ractor::ActorRef;
 use serde::Serialize;
 use tokio::sync::broadcast;
 
@@ -90,6 +92,17 @@ pub enum Event {
         subscription: Arc<str>,
         ids: Vec<EntryId>,
     },
+    /// The actor that the entries are forwarded to is not there: what it had comes back, and nothing is read.
+    TargetGone { subscription: Arc<str> },
+    /// There is an actor of that name again.
+    TargetBack { subscription: Arc<str> },
+    /// Entries with one value of the header that the subscription is ordered by fill most of what may be in
+    /// flight, so that those with other values hardly get through.
+    HotKey {
+        subscription: Arc<str>,
+        key: Option<String>,
+        waiting: usize,
+    },
     /// An entry is in the dead-letter stream.
     DeadLettered { subscription: Arc<str>, id: EntryId },
     /// An entry stays pending although it was not asked for: there is no dead-letter stream, or the
@@ -123,6 +136,10 @@ pub enum Event {
     },
     /// As many entries as allowed wait for an in-process delay; further ones keep their place in flight.
     ParkedFull { subscription: Arc<str> },
+    /// The subscription was told to pause, and starts nothing from here on.
+    Paused { subscription: Arc<str> },
+    /// The subscription was told to go on.
+    Resumed { subscription: Arc<str> },
     /// An actor's restart budget is spent: the tree ends, or with `RestartPolicy::isolate` its
     /// subscriptions fail.
     Escalated { child: Child, error: String },
@@ -134,9 +151,12 @@ impl Event {
     /// How loud it is logged.
     fn level(&self) -> tracing::Level {
         match self {
-            Event::Started { .. } | Event::Drained { .. } | Event::ServerBack { .. } => {
-                tracing::Level::INFO
-            }
+            Event::Started { .. }
+            | Event::Paused { .. }
+            | Event::Resumed { .. }
+            | Event::TargetBack { .. }
+            | Event::Drained { .. }
+            | Event::ServerBack { .. } => tracing::Level::INFO,
             Event::Recovered { .. } | Event::DeadLettered { .. } | Event::Unblocked { .. } => {
                 tracing::Level::DEBUG
             }
@@ -212,6 +232,30 @@ impl fmt::Display for Event {
                 f,
                 "`{subscription}`: as many entries as allowed wait for an in-process delay"
             ),
+            Event::TargetGone { subscription } => write!(
+                f,
+                "`{subscription}` stands still: the actor that its entries are forwarded to is not there"
+            ),
+            Event::TargetBack { subscription } => write!(
+                f,
+                "`{subscription}` goes on: the actor that its entries are forwarded to is there"
+            ),
+            Event::HotKey {
+                subscription,
+                key,
+                waiting,
+            } => match key {
+                Some(key) => write!(
+                    f,
+                    "`{subscription}`: {waiting} entries with the key `{key}` wait for each other and leave little room for others"
+                ),
+                None => write!(
+                    f,
+                    "`{subscription}`: {waiting} entries without a key wait for each other and leave little room for others"
+                ),
+            },
+            Event::Paused { subscription } => write!(f, "`{subscription}` pauses"),
+            Event::Resumed { subscription } => write!(f, "`{subscription}` resumes"),
             Event::Escalated { child, error } => {
                 write!(f, "{child} keeps failing and is given up: {error}")
             }
@@ -298,6 +342,66 @@ impl Events {
             Err(broadcast::error::RecvError::Closed) => Ok(None),
             Err(broadcast::error::RecvError::Lagged(missed)) => Err(MissedEvents(missed)),
         }
+    }
+
+    /// The same as a [`Stream`], which ends with the tree.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Event, MissedEvents>> + Send {
+        stream::unfold(self, |mut events| async move {
+            let next = events.next().await.transpose()?;
+            Some((next, events))
+        })
+    }
+
+    /// Sends each event to an actor, until the tree or the actor ends. Where the actor's mailbox grows this does
+    /// not slow the tree.
+    ///
+    /// ```no_run
+    /// use ractor::ActorRef;
+    /// use streamvisor::{Event, MissedEvents, SupervisorHandle};
+    ///
+    /// enum MonitorMessage {
+    ///     Happened(Event),
+    ///     Missed(u64),
+    /// }
+    ///
+    /// impl From<Result<Event, MissedEvents>> for MonitorMessage {
+    ///     fn from(event: Result<Event, MissedEvents>) -> Self {
+    ///         match event {
+    ///             Ok(event) => MonitorMessage::Happened(event),
+    ///             Err(MissedEvents(missed)) => MonitorMessage::Missed(missed),
+    ///         }
+    ///     }
+    /// }
+    /// # #[cfg(feature = "cluster")]
+    /// # impl ractor::Message for MonitorMessage {}
+    ///
+    /// # fn example(supervisor: &SupervisorHandle, monitor: ActorRef<MonitorMessage>) {
+    /// supervisor.events().forward_to(monitor);
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub fn forward_to<M>(mut self, actor: ActorRef<M>)
+    where
+        M: ractor::Message + From<Result<Event, MissedEvents>>,
+    {
+        tokio::spawn(async move {
+            let cell = actor.get_cell();
+            loop {
+                let next = tokio::select! {
+                    next = self.next() => next,
+                    _ = cell.wait(None) => return,
+                };
+                let Some(event) = next.transpose() else {
+                    return;
+                };
+                if actor.cast(event.into()).is_err() {
+                    return;
+                }
+            }
+        });
     }
 }
 

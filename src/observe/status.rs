@@ -102,6 +102,10 @@ pub enum State {
     WaitingForServer,
     /// The server refuses something; looked at again every 30 s.
     Blocked,
+    /// It was told to pause: it reads and starts nothing until it is told to resume.
+    Paused,
+    /// The actor that its entries are forwarded to is not there: it reads nothing until it is.
+    NoTarget,
     /// Its restart budget is spent and it has been given up.
     Failed,
     /// The tree is stopping.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::lock;
 use crate::message::{EntryId, Received};
@@ -31,6 +31,10 @@ struct Table {
     left: HashSet<EntryId>,
     /// The subscriptions that are recovering.
     recovering: HashSet<usize>,
+    /// Who waits until an entry has been let go of.
+    awaited: HashMap<EntryId, Vec<oneshot::Sender<()>>>,
+    /// Nothing more is let go of.
+    closed: bool,
 }
 
 struct Held {
@@ -73,6 +77,19 @@ pub(crate) struct Usage {
     pub parked: usize,
     /// The size of the largest entry of late.
     pub largest: usize,
+}
+
+impl Table {
+    /// The verdict on this entry is stored, as far as it can be.
+    fn tell(&mut self, id: EntryId) {
+        if self.awaited.is_empty() {
+            return;
+        }
+        for waits in self.awaited.remove(&id).unwrap_or_default() {
+            // Whoever waited may be gone.
+            let _ = waits.send(());
+        }
+    }
 }
 
 impl InFlight {
@@ -152,6 +169,19 @@ impl InFlight {
         self.let_go(ids, true);
     }
 
+    /// The same for entries that were not started, of which another subscription may have some by now.
+    pub(crate) fn hand_back(&self, entries: &[Arc<Received>]) {
+        let ours: Vec<EntryId> = {
+            let table = lock(&self.table);
+            let ours = entries.iter().filter(|entry| {
+                let held = table.held.get(&entry.id()).map(|held| &held.what);
+                matches!(held, Some(What::InHand(held)) if Arc::ptr_eq(held, entry))
+            });
+            ours.map(|entry| entry.id()).collect()
+        };
+        self.leave(ours);
+    }
+
     fn let_go(&self, ids: impl IntoIterator<Item = EntryId>, stay_pending: bool) {
         let mut freed = 0u64;
         let mut gone = Vec::new(); // bodies are freed after the lock
@@ -164,6 +194,7 @@ impl InFlight {
                 let Some(held) = table.held.remove(&id) else {
                     continue;
                 };
+                table.tell(id);
                 let index = match &held.what {
                     What::InHand(received) => {
                         let index = received.source.index;
@@ -217,10 +248,38 @@ impl InFlight {
             owner: Arc::clone(&received.source.consumer),
             subscription: index,
         };
+        table.tell(id);
         if let Some(freed) = self.freed.get(index) {
             freed.notify_one();
         }
         true
+    }
+
+    /// Resolves once the entry has been let go of, or is parked; fails if the tree ends before.
+    pub(crate) fn let_go_of(&self, id: EntryId) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        let mut table = lock(&self.table);
+        match table.held.get(&id) {
+            None => {
+                let _ = sender.send(());
+            }
+            Some(_) if table.closed => {}
+            Some(_) => table.awaited.entry(id).or_default().push(sender),
+        }
+        receiver
+    }
+
+    /// Nobody will let go of anything any more.
+    pub(crate) fn close(&self) {
+        let mut table = lock(&self.table);
+        table.closed = true;
+        table.awaited = HashMap::new();
+    }
+
+    /// Whether the entry was given up on.
+    pub(crate) fn is_abandoned(&self, id: EntryId) -> bool {
+        let table = lock(&self.table);
+        matches!(table.held.get(&id), Some(held) if matches!(held.what, What::Abandoned { .. }))
     }
 
     /// Gives up on an entry whose handler cannot be ended.
@@ -259,6 +318,13 @@ impl InFlight {
         match self.freed.get(subscription) {
             Some(freed) => freed.notified().await,
             None => std::future::pending().await,
+        }
+    }
+
+    /// Has whoever waits for something to be let go of look again.
+    pub(crate) fn nudge(&self, subscription: usize) {
+        if let Some(freed) = self.freed.get(subscription) {
+            freed.notify_one();
         }
     }
 
@@ -441,6 +507,17 @@ mod tests {
         assert_eq!(held.unknown_of(ids.clone(), |id| *id), [id(2), id(3)]);
         held.keep_left(0, false);
         assert_eq!(held.unknown_of(ids, |id| *id), [id(1), id(2), id(3)]);
+    }
+
+    #[test]
+    fn what_another_subscription_has_taken_over_meanwhile_is_not_let_go_of() {
+        let held = InFlight::new(2);
+        let given_back = held.register(vec![received(1, 0)], Instant::now());
+        held.hand_back(&given_back);
+        assert!(!held.holds(id(1)));
+        held.register(vec![received(1, 1)], Instant::now());
+        held.hand_back(&given_back);
+        assert_eq!((held.usage(0).entries, held.usage(1).entries), (0, 1));
     }
 
     #[tokio::test]

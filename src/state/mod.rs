@@ -3,13 +3,19 @@
 //! Nothing here knows an actor or a socket.
 
 mod cursor;
+mod given_back;
+mod hold;
 mod in_flight;
+mod lane;
 mod lanes;
 mod settle_queue;
 
 pub(crate) use cursor::Cursor;
+pub(crate) use given_back::GivenBack;
+pub(crate) use hold::{Hold, Reason};
 pub(crate) use in_flight::{InFlight, Usage};
-pub(crate) use lanes::{Lanes, Taken};
+pub(crate) use lane::Run;
+pub(crate) use lanes::{Lanes, Seat, Taken};
 pub(crate) use settle_queue::{CopyJob, ParkedJob, SettleQueue, StartAnswer, StartJob};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

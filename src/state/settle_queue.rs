@@ -1,6 +1,7 @@
 //! Verdicts that were given and are not yet stored on the server.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ const MOST_BYTES: usize = 1 << 20;
 /// so that this changes nothing.
 pub(crate) struct SettleQueue {
     inner: Mutex<Inner>,
+    /// The settler waits for something to do.
+    waits: AtomicBool,
     work: Notify,
     changed: Notify,
 }
@@ -107,6 +110,7 @@ impl SettleQueue {
     pub(crate) fn new() -> Self {
         SettleQueue {
             inner: Mutex::default(),
+            waits: AtomicBool::new(false),
             work: Notify::new(),
             changed: Notify::new(),
         }
@@ -144,7 +148,13 @@ impl SettleQueue {
 
     /// Returns when there may be something new to send.
     pub(crate) async fn work(&self) {
+        self.waits.store(true, Ordering::Release);
         self.work.notified().await;
+    }
+
+    /// Whether the settler was waiting and has been woken since the last call.
+    pub(crate) fn has_woken(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) && self.waits.swap(false, Ordering::AcqRel)
     }
 
     /// The ids to acknowledge next, those of a batch that nobody confirmed first.

@@ -9,7 +9,7 @@ mod subscription;
 #[allow(clippy::module_inception)] // the file of the type of that name
 mod topology;
 
-pub use handling::{Handler, Worker};
+pub use handling::{BatchHandler, Handler, Worker};
 pub use plan::InvalidTopology;
 pub use redis::{InvalidRedis, Redis};
 pub use restart::RestartPolicy;
@@ -17,7 +17,7 @@ pub use retry::{DelayedRetry, OnCrash, RetryPolicy};
 pub use subscription::{AfterAck, Draft, Start, Subscription};
 pub use topology::Topology;
 
-pub(crate) use handling::{Runner, Supply, Verdict};
+pub(crate) use handling::{Code, Forwards, MessageType, Runner, Supply, Target, WorkPlace};
 pub(crate) use plan::PlannedSubscription;
 pub(crate) use retry::{End, Place};
 pub(crate) use subscription::{ReadMode, Settings};

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use ractor::{Actor, ActorRef};
 
-use super::handling::{Function, Handler, Handling, Stateful};
+use super::handling::{
+    BatchHandler, Batches, ByName, ByReference, Function, Handler, Handling, Own, Stateful, Worker,
+};
 use super::retry::{DelayedRetry, OnCrash, RetryPolicy};
 use super::topology::FAR;
-use crate::message::{BoxError, Codec, Context, EntryId, Json, Outcome, StreamKey};
+use crate::message::{BoxError, Codec, Context, Delivery, EntryId, Json, Outcome, StreamKey};
 
 /// Where a group starts when this subscription creates it. A group that exists goes on where it
 /// stands.
@@ -362,6 +365,119 @@ impl<C> Draft<C> {
         Subscription {
             settings: self.settings,
             handling: Arc::new(Stateful::new(self.codec, handler)),
+        }
+    }
+
+    /// Handles up to [`batch`](Self::batch) entries in one call of a [`BatchHandler`].
+    pub fn handle_batch<H>(self, handler: H) -> Subscription
+    where
+        H: BatchHandler,
+        C: Codec<H::Message>,
+    {
+        let most = self.settings.batch;
+        Subscription {
+            settings: self.settings,
+            handling: Arc::new(Batches::new(self.codec, handler, most)),
+        }
+    }
+
+    /// Sends each entry to an actor of the application's own, which is spawned and supervised here, one for
+    /// each worker: any `ractor` actor whose message can be made from a [`Delivery`]. The closure makes the actor and
+    /// its arguments, when the worker starts and again after a crash.
+    ///
+    /// An actor gets about a millisecond of work in advance, two deliveries at least; what it has looked at
+    /// (with any method of the delivery) no longer counts, so one that hands deliveries to tasks of its own
+    /// gets more at once; it should look at them before, because what an actor has not looked at when it
+    /// ends is sent again. An entry that was recovered is the only one that its actor has. Other messages
+    /// reach the actors through [`SupervisorHandle::handlers`](crate::SupervisorHandle::handlers).
+    ///
+    /// ```
+    /// use ractor::{Actor, ActorProcessingErr, ActorRef};
+    /// use streamvisor::prelude::*;
+    ///
+    /// #[derive(serde::Deserialize)]
+    /// struct Payment { amount: i64 }
+    ///
+    /// struct Ledger;
+    ///
+    /// enum LedgerMessage { Posted(Delivery<Payment>) }
+    ///
+    /// impl From<Delivery<Payment>> for LedgerMessage {
+    ///     fn from(payment: Delivery<Payment>) -> Self { LedgerMessage::Posted(payment) }
+    /// }
+    /// # #[cfg(feature = "cluster")]
+    /// # impl ractor::Message for LedgerMessage {}
+    ///
+    /// impl Actor for Ledger {
+    ///     type Msg = LedgerMessage;
+    ///     type State = i64;
+    ///     type Arguments = i64;
+    ///
+    ///     async fn pre_start(&self, _: ActorRef<Self::Msg>, opening: i64) -> Result<i64, ActorProcessingErr> {
+    ///         Ok(opening)
+    ///     }
+    ///
+    ///     async fn handle(
+    ///         &self,
+    ///         _: ActorRef<Self::Msg>,
+    ///         LedgerMessage::Posted(payment): Self::Msg,
+    ///         balance: &mut i64,
+    ///     ) -> Result<(), ActorProcessingErr> {
+    ///         *balance += payment.message().amount;
+    ///         payment.ack();
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let subscription = Subscription::tail("payments")
+    ///     .group("ledger")
+    ///     .workers(4)
+    ///     .ordered_by("account")
+    ///     .actors(|_worker| (Ledger, 0));
+    /// ```
+    pub fn actors<T, A, F>(self, make: F) -> Subscription
+    where
+        T: Send + 'static,
+        C: Codec<T>,
+        A: Actor,
+        A::Msg: From<Delivery<T>>,
+        F: Fn(Worker) -> (A, A::Arguments) + Send + Sync + 'static,
+    {
+        Subscription {
+            settings: self.settings,
+            handling: Arc::new(Own::new(self.codec, make)),
+        }
+    }
+
+    /// Sends each entry to an actor that lives elsewhere in the application. It is never restarted or killed
+    /// here: when it ends, what it held comes back and is given back to the group, and the subscription fails.
+    /// It gets up to [`max_in_flight`](Self::max_in_flight) deliveries at once, in the order in which they were
+    /// read; there is one worker.
+    pub fn forward_to<T, M>(mut self, actor: ActorRef<M>) -> Subscription
+    where
+        T: Send + 'static,
+        C: Codec<T>,
+        M: ractor::Message + From<Delivery<T>>,
+    {
+        self.settings.workers = 1;
+        Subscription {
+            settings: self.settings,
+            handling: Arc::new(ByReference::new(self.codec, actor)),
+        }
+    }
+
+    /// The same for an actor that is known by its name in ractor's registry. When it ends, what it held is given
+    /// back to the group and reading pauses, until there is an actor of that name again.
+    pub fn forward_to_named<T, M>(mut self, name: impl Into<String>) -> Subscription
+    where
+        T: Send + 'static,
+        C: Codec<T>,
+        M: ractor::Message + From<Delivery<T>>,
+    {
+        self.settings.workers = 1;
+        Subscription {
+            settings: self.settings,
+            handling: Arc::new(ByName::<T, C, M>::new(self.codec, name.into())),
         }
     }
 }

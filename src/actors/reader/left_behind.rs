@@ -81,6 +81,36 @@ impl ReaderState {
         Ok(())
     }
 
+    /// Takes up again what this subscription gave back while it stood still and nobody took meanwhile: one
+    /// page. Returns whether there was any.
+    pub(super) async fn take_up(&mut self, connection: &Connection) -> Result<bool, ServerError> {
+        let subscription = Arc::clone(&self.subscription);
+        if subscription.given_back.ours(1).is_empty() {
+            return Ok(false);
+        }
+        let room = self.room().min(STEP);
+        if room == 0 {
+            self.wait_for_room().await;
+            return Ok(true);
+        }
+        let page = subscription.given_back.ours(room);
+        let in_flight = &subscription.group.in_flight;
+        let (group, consumer) = (&subscription.group.group, &subscription.source.consumer);
+        let wanted: Vec<_> = page
+            .iter()
+            // What another subscription of this process has taken is in its own name.
+            .filter(|(id, _)| in_flight.owner(*id).is_none())
+            .copied()
+            .collect();
+        let taken = read::take_own(connection, group, consumer, &wanted).await?;
+        self.subscription.at("reader.given_back_taken");
+        self.take_recovered(taken.entries);
+        subscription.given_back.taken_up(page.len());
+        self.report_gone(taken.gone);
+        self.well();
+        Ok(true)
+    }
+
     pub(super) async fn reclaim(
         &mut self,
         connection: &Connection,

@@ -1,6 +1,8 @@
-//! Looking after the group: making it again when it is gone, removing consumers that are.
+//! Looking after the group: making it again when it is gone, removing consumers that are; and telling of
+//! a key that holds up the others.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::actors::tree::{SubscriptionState, Tree};
@@ -10,6 +12,26 @@ use crate::server::{Connection, ServerError, group};
 
 /// How often consumers that are gone are looked for, at the least.
 pub(super) const TIDY_EVERY: Duration = Duration::from_secs(600);
+
+/// How often a key is looked for that fills most of what may be in flight.
+pub(super) const LOOK_FOR_HOT_KEY_EVERY: Duration = Duration::from_secs(1);
+
+/// There is no room: tells if that is because of entries of one key, which wait for each other.
+pub(super) fn tell_of_hot_key(subscription: &SubscriptionState) {
+    let most = subscription.max_in_flight.load(Ordering::Relaxed);
+    let Some((key, waiting)) = subscription.lanes.hottest() else {
+        return;
+    };
+    if waiting < most.div_ceil(2) {
+        subscription.hot_key_told.store(false, Ordering::Relaxed);
+    } else if !subscription.hot_key_told.swap(true, Ordering::Relaxed) {
+        subscription.announcer.announce(Event::HotKey {
+            subscription: Arc::clone(subscription.name()),
+            key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
+            waiting,
+        });
+    }
+}
 
 /// Removes the consumers that crashed processes left in the group, once nothing of theirs is pending.
 pub(super) async fn tidy(
@@ -55,7 +77,13 @@ pub(super) async fn remake_group(
         .map(|other| other.cursor().mark())
         .max()
         .unwrap_or_default();
-    let owned = subscription.group.in_flight.owned();
+    let mut owned = subscription.group.in_flight.owned();
+    for other in &in_group {
+        // What it gave back it will take up again.
+        let consumer = &other.source.consumer;
+        let given_back = other.given_back.ours(usize::MAX).into_iter();
+        owned.extend(given_back.map(|(id, count)| (id, Arc::clone(consumer), count)));
+    }
     let in_hand: Vec<(EntryId, &str, u64)> = owned
         .iter()
         .map(|(id, consumer, count)| (*id, &**consumer, *count))
