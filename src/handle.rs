@@ -4,6 +4,7 @@ mod control;
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorRef};
 use tokio::sync::watch;
@@ -14,7 +15,7 @@ use crate::actors::{
 };
 use crate::handler_ref::{HandlerRef, HandlersError};
 use crate::message::Publisher;
-use crate::observe::{Events, Status};
+use crate::observe::{Child, Events, Status};
 use crate::topology::Topology;
 
 /// Starts trees.
@@ -87,9 +88,16 @@ impl Supervisor {
                 tree.announcer.close();
                 ended.send_if_modified(|end| {
                     let unknown = end.is_none();
+                    // It tells the end itself, unless it was killed or panicked.
                     end.get_or_insert_with(|| Ended {
                         report: ShutdownReport::default(),
-                        failure: None,
+                        failure: Some(Failure {
+                            child: Child::Supervisor,
+                            restarts: 0,
+                            within: Duration::ZERO,
+                            error: "it was killed, or it panicked, before the tree had stopped"
+                                .to_owned(),
+                        }),
                     });
                     unknown
                 });

@@ -5,7 +5,9 @@ mod support;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use streamvisor::{Event, Mode, Outcome, Subscription, Supervisor};
+use streamvisor::fred::types::RespVersion;
+use streamvisor::fred::types::config::Config;
+use streamvisor::{Event, Mode, Outcome, Redis, Subscription, Supervisor, Topology};
 use support::record::{GROUP, Gate, Heard, Recorder, SOON, topology};
 use support::*;
 
@@ -96,6 +98,176 @@ async fn b38_claimed_and_fresh_entries_come_out_of_one_reply_each_with_its_own_c
         }
     }
     supervisor.shutdown().await.unwrap();
+}
+
+/// B38: several claimed entries were folded into one message.
+#[tokio::test(flavor = "multi_thread")]
+async fn b38_ten_claimed_and_ten_fresh_entries_of_the_same_reply_are_twenty() {
+    // Whichever protocol the configuration asks for.
+    for protocol in [RespVersion::RESP2, RespVersion::RESP3] {
+        let server = left_behind(0);
+        let proxy = server.proxy();
+        let recorder = Recorder::acking();
+        let draft = Subscription::claiming(STREAM, Duration::from_secs(600))
+            .consumer("ours")
+            .block(Duration::from_secs(60));
+        let mut config = Config::from_url(&proxy.url()).unwrap();
+        config.version = protocol.clone();
+        let topology = Topology::new(Redis::from_config(config)).default_group(GROUP);
+        let supervisor = Supervisor::start(topology.subscribe(recorder.on(draft)))
+            .await
+            .unwrap();
+        // From the first one it is known how large they are, and more are asked for at once.
+        server.xadd(STREAM, &[("_payload", "first")]);
+        eventually(SOON, "the first is handled", || recorder.count() == 1).await;
+        settled(&server).await;
+        eventually(SOON, "the reader waits", || {
+            let clients = server.client_list();
+            clients.iter().any(|client| client.contains("flags=b"))
+        })
+        .await;
+        // What arrives for one read cannot be in two replies.
+        proxy.hold_replies();
+        let id = |n: usize| format!("99999999999990-{n}");
+        let add = |n: usize, body: String| {
+            vec!["XADD".into(), STREAM.into(), id(n), "_payload".into(), body]
+        };
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let mut at_once = vec![words("MULTI")];
+        at_once.extend((1..=10).map(|n| add(n, format!("old-{n}"))));
+        at_once.push(words(&format!(
+            "XREADGROUP GROUP {GROUP} gone COUNT 10 STREAMS {STREAM} >"
+        )));
+        at_once.extend((1..=10).map(|n| {
+            let claim = format!("XCLAIM {STREAM} {GROUP} gone 0 {} IDLE 3600000", id(n));
+            words(&format!("{claim} RETRYCOUNT {n} JUSTID"))
+        }));
+        at_once.extend((11..=20).map(|n| add(n, format!("new-{n}"))));
+        at_once.push(words("EXEC"));
+        server.pipeline(&at_once);
+        eventually(SOON, "all are delivered to the one read", || {
+            let pending = server.xpending(STREAM, GROUP);
+            pending.len() == 20 && pending.iter().all(|entry| entry.1 == "ours")
+        })
+        .await;
+        proxy.release();
+        eventually(SOON, "all are handled", || recorder.count() == 21).await;
+        settled(&server).await;
+        supervisor.shutdown().await.unwrap();
+        assert_eq!((recorder.count(), recorder.distinct()), (21, 21));
+        for n in 1..=20_u64 {
+            let [call] = &recorder.calls_of(&id(n as usize))[..] else {
+                panic!("{n} was not handled once");
+            };
+            if n <= 10 {
+                assert_eq!(call.text(), format!("old-{n}"));
+                assert_eq!((call.delivery_count, call.attempt), (n + 1, n + 1));
+                assert!(call.idle >= Duration::from_secs(3600));
+            } else {
+                assert_eq!(call.text(), format!("new-{n}"));
+                assert_eq!((call.delivery_count, call.attempt), (1, 1));
+                assert_eq!(call.idle, Duration::ZERO);
+            }
+        }
+    }
+}
+
+/// B40, for a read that claims: what is too young must not hide what is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn b40_idle_entries_behind_many_that_are_too_young_are_claimed() {
+    let server = left_behind(150);
+    let long = Duration::from_secs(600);
+    let ids: Vec<String> = server
+        .xpending(STREAM, GROUP)
+        .into_iter()
+        .map(|(id, ..)| id)
+        .collect();
+    for id in &ids[100..] {
+        server.give_to(STREAM, GROUP, "gone", id, (2 * long, 1));
+    }
+    let recorder = Recorder::acking();
+    let draft = Subscription::claiming(STREAM, long).batch(10).workers(1);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    eventually(SOON, "all fifty are handled", || recorder.count() == 50).await;
+    eventually(SOON, "and acknowledged", || {
+        server.xpending_count(STREAM, GROUP) == 100
+    })
+    .await;
+    supervisor.shutdown().await.unwrap();
+    let mut handled = recorder.ids();
+    handled.sort();
+    let mut expected = ids[100..].to_vec();
+    expected.sort();
+    assert_eq!(handled, expected);
+    for (id, owner, _, count) in server.xpending(STREAM, GROUP) {
+        assert!(ids[..100].contains(&id));
+        assert_eq!((owner.as_str(), count), ("gone", 1));
+    }
+}
+
+/// B41, for a read that claims: what this process runs is at the head of the pending list.
+#[tokio::test(flavor = "multi_thread")]
+async fn b41_what_runs_at_the_head_does_not_hide_orphans_behind_it() {
+    let server = left_behind(0);
+    let gate = Gate::closed();
+    let passes = gate.clone();
+    let recorder = Recorder::running(move |call| {
+        let gate = passes.clone();
+        async move {
+            if call.text() == "long" {
+                gate.passed().await;
+            }
+            Ok(Outcome::Ack)
+        }
+    });
+    let min_idle = Duration::from_secs(1);
+    let draft = Subscription::claiming(STREAM, min_idle)
+        .workers(210)
+        .batch(50)
+        .block(Duration::from_millis(100));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    server.xadd_many(STREAM, (0..200).map(|_| vec![("_payload", "long")]));
+    eventually(SOON, "200 run", || recorder.running_now() == 200).await;
+    // Orphans come and go behind them for longer than `min_idle`.
+    let began = std::time::Instant::now();
+    let mut orphans = Vec::new();
+    while orphans.len() < 20 || began.elapsed() < 2 * min_idle {
+        let before = recorder.count();
+        let added = server.pipeline(&[
+            vec!["MULTI"],
+            vec!["XADD", STREAM, "*", "_payload", "orphan"],
+            vec!["XREADGROUP", "GROUP", GROUP, "dead", "STREAMS", STREAM, ">"],
+            vec!["EXEC"],
+        ]);
+        let id = added[3].as_array()[0].as_str().to_owned();
+        server.give_to(STREAM, GROUP, "dead", &id, (10 * min_idle, 1));
+        eventually(SOON, "the orphan is handled", || recorder.count() > before).await;
+        orphans.push(id);
+    }
+    let head = server.xpending(STREAM, GROUP);
+    let running = head.iter().filter(|entry| !orphans.contains(&entry.0));
+    assert_eq!(running.clone().count(), 200);
+    assert!(
+        running
+            .clone()
+            .all(|(_, owner, idle, count)| *owner == head[0].1 && *idle < min_idle && *count == 1),
+        "{head:?}"
+    );
+    gate.open();
+    settled(&server).await;
+    supervisor.shutdown().await.unwrap();
+    assert!(recorder.overlapped().is_empty());
+    assert_eq!(
+        (recorder.count(), recorder.distinct()),
+        (200 + orphans.len(), 200 + orphans.len())
+    );
+    for id in orphans {
+        assert_eq!(recorder.calls_of(&id)[0].delivery_count, 2);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

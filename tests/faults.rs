@@ -8,12 +8,13 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use streamvisor::fail_point::{self, Fail};
 use streamvisor::prelude::*;
-use streamvisor::{Entry, Event};
+use streamvisor::{Entry, Event, Mode};
 use support::record::{GROUP, Gate, Heard, Recorder, SOON, fill, ms, stream_of, topology};
+use support::watch::Most;
 use support::*;
 
 /// For what takes a while on a machine that has other things to do.
@@ -805,6 +806,75 @@ async fn half_open_links_are_noticed_and_made_anew_and_what_went_into_them_is_ha
     supervisor.shutdown().await.unwrap();
     assert_eq!((recorder.count(), recorder.distinct()), (30, 30));
     heard.assert_nobody_crashed();
+}
+
+/// B123: a sender failed because the settler had too much to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn b123_with_a_slow_server_handlers_and_readers_wait_and_nobody_fails() {
+    const ENTRIES: usize = 400;
+    const ROOM: usize = 200;
+    // Of the two seconds of the case less than one: a link that says nothing for 1.5 s longer than its
+    // read blocks counts as dead.
+    let latency = ms(600);
+    for mode in [Mode::Tail, Mode::Claiming] {
+        let server = Server::start(Version::Redis8);
+        let proxy = server.proxy();
+        let stream = stream_of(&server, "b123");
+        let recorder = Recorder::answering(|call| {
+            let number: usize = call.text().parse().unwrap();
+            Ok(match call.attempt {
+                1 if number % 10 == 9 => Outcome::Retry,
+                _ => Outcome::Ack,
+            })
+        });
+        let draft = match mode {
+            Mode::Tail => Subscription::tail(&*stream),
+            _ => Subscription::claiming(&*stream, Duration::from_secs(3600)),
+        };
+        let draft = draft.block(ms(500)).max_in_flight(ROOM);
+        let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(draft)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        // From the first ones it is known how large they are.
+        fill(&server, &stream, 5);
+        recorder.reaches(5).await;
+        all_acknowledged(&server, &stream).await;
+
+        let most = Most::pending(&server, &stream, None);
+        proxy.delay(latency);
+        let began = Instant::now();
+        fill(&server, &stream, ENTRIES);
+        let copies = ENTRIES / 10;
+        eventually(LATER, "all are handled", || {
+            recorder.count() >= 5 + ENTRIES + copies
+        })
+        .await;
+        all_acknowledged(&server, &stream).await;
+        let slow = began.elapsed();
+        // What was handled and not stored counts as in hand, so the handlers could not run ahead.
+        let most = most.seen() as usize;
+        assert!((ROOM / 2..=ROOM).contains(&most), "{mode:?}: {most}");
+        assert!(
+            slow >= latency * (ENTRIES / ROOM) as u32,
+            "{mode:?}: {slow:?}"
+        );
+
+        proxy.delay(Duration::ZERO);
+        let began = Instant::now();
+        fill(&server, &stream, ENTRIES);
+        let all = 5 + 2 * (ENTRIES + copies);
+        eventually(LATER, "all are handled", || recorder.count() >= all).await;
+        all_acknowledged(&server, &stream).await;
+        let fast = began.elapsed();
+        // Replies of before may still have been on their way.
+        assert!(fast < slow, "{mode:?}: {fast:?} after {slow:?}");
+        supervisor.shutdown().await.unwrap();
+        assert_eq!((recorder.count(), recorder.distinct()), (all, all));
+        heard.assert_nobody_crashed();
+        let trouble = heard.count(|event| is_away(event) || matches!(event, Event::Blocked { .. }));
+        assert_eq!(trouble, 0, "{mode:?}");
+    }
 }
 
 // ---- groups and streams that disappear ---------------------------------------------------------------------

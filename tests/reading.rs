@@ -4,14 +4,14 @@ mod support;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use streamvisor::prelude::*;
 use streamvisor::{DELIVERY_COUNT_HEADER, Entry, Event, Mode};
 use support::pending::AGES;
 use support::record::*;
+use support::watch::{LookedFrom, Most};
 use support::*;
 
 /// How idle something must be to have been left behind; keep-alives, a third of it, stay out of the way.
@@ -41,59 +41,6 @@ fn nothing_pending<'a>(server: &'a Server, stream: &'a str) -> impl Future<Outpu
     eventually(SOON, "nothing is pending", move || {
         server.xpending_count(stream, GROUP) == 0
     })
-}
-
-/// Looks at something again and again, on a thread of its own, and keeps the most it saw.
-struct Most {
-    stop: Arc<AtomicBool>,
-    most: Arc<AtomicI64>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Most {
-    fn of(mut look: impl FnMut() -> i64 + Send + 'static) -> Most {
-        let (stop, most) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicI64::new(0)),
-        );
-        let (stopped, kept) = (Arc::clone(&stop), Arc::clone(&most));
-        let thread = std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                kept.fetch_max(look(), Ordering::Relaxed);
-            }
-        });
-        Most {
-            stop,
-            most,
-            thread: Some(thread),
-        }
-    }
-
-    /// How many entries of the group are pending, for this consumer or for anybody.
-    fn pending(server: &Server, stream: &'static str, consumer: Option<&'static str>) -> Most {
-        let mut client = server.connect();
-        Most::of(move || {
-            let reply = client.command(&["XPENDING", stream, GROUP]).unwrap();
-            let Reply::Array(summary) = reply else {
-                return 0; // there is no group yet
-            };
-            let Some(consumer) = consumer else {
-                return summary[0].as_int();
-            };
-            let Reply::Array(consumers) = &summary[3] else {
-                return 0;
-            };
-            let of = |entry: &&Reply| entry.as_array()[0].as_str() == consumer;
-            let entry = consumers.iter().find(of);
-            entry.map_or(0, |entry| entry.as_array()[1].as_int())
-        })
-    }
-
-    fn seen(mut self) -> i64 {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-        self.most.load(Ordering::Relaxed)
-    }
 }
 
 // ---- fresh entries -----------------------------------------------------------------------------------
@@ -502,7 +449,13 @@ async fn b41_entries_in_hand_at_the_head_do_not_hide_orphans_behind_them() {
     let server = Server::start(Version::Redis70);
     let gate = Gate::closed();
     let slow = Recorder::behind(&gate);
-    let orphans = Recorder::acking();
+    let looked = LookedFrom::watch(&server, "s");
+    let (passes, passed) = (looked.clone(), Arc::new(AtomicUsize::new(0)));
+    let most_passes = Arc::clone(&passed);
+    let orphans = Recorder::answering(move |_| {
+        most_passes.fetch_max(passes.passes(), Ordering::SeqCst);
+        Ok(Outcome::Ack)
+    });
     // Kept fresh all the while: they get older than min_idle while they run.
     let min_idle = Duration::from_secs(1);
     let topology = topology(&server.url())
@@ -516,7 +469,10 @@ async fn b41_entries_in_hand_at_the_head_do_not_hide_orphans_behind_them() {
     for id in &behind {
         server.give_to("s", GROUP, "dead", id, (AGES, 1));
     }
+    let before = looked.passes();
     orphans.reaches(20).await;
+    let passes = passed.load(Ordering::SeqCst) - before;
+    assert!(passes <= 2, "they were found in pass {passes} only");
     // Long enough for a keep-alive that does not work to show.
     let read_long_ago = Instant::now() + 2 * min_idle;
     eventually(SOON, "they ran for long", || Instant::now() > read_long_ago).await;
@@ -927,6 +883,86 @@ async fn an_entry_larger_than_the_bound_is_read_alone() {
     nothing_pending(&server, "s").await;
     supervisor.shutdown().await.unwrap();
     assert_eq!((most.seen(), recorder.most_running()), (1, 1));
+}
+
+async fn kept_ten_times(server: &Server) {
+    let kept = server.commandstat("evalsha");
+    eventually(SOON, "what is in hand is kept fresh ten times", || {
+        server.commandstat("evalsha") >= kept + 10
+    })
+    .await;
+}
+
+/// B106: a fast reader filled the memory with what nobody had time for.
+#[tokio::test(flavor = "multi_thread")]
+async fn b106_of_a_long_backlog_only_what_there_is_room_for_is_ever_in_hand() {
+    const BACKLOG: usize = 4_000;
+    const ROOM: usize = 64;
+    for mode in [Mode::Tail, Mode::Reclaim, Mode::Claiming] {
+        let server = Server::start(Version::Redis8);
+        let left = match mode {
+            Mode::Tail => 0,
+            Mode::Claiming => BACKLOG / 2,
+            _ => BACKLOG,
+        };
+        server.add_numbers("s", 0..left);
+        server.leave_behind("s", GROUP, "dead");
+        server.add_numbers("s", left..BACKLOG);
+        let gate = Gate::closed();
+        let passes = gate.clone();
+        let recorder = Recorder::running(move |_| {
+            let gate = passes.clone();
+            async move {
+                gate.passed().await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Ok(Outcome::Ack)
+            }
+        });
+        let draft = match mode {
+            Mode::Tail => Subscription::tail("s"),
+            Mode::Reclaim => Subscription::reclaim("s", LONG),
+            _ => Subscription::claiming("s", LONG),
+        };
+        let draft = draft
+            .consumer("me")
+            .workers(8)
+            .max_in_flight(ROOM)
+            .keep_alive(SHORT);
+        let most = Most::pending(&server, "s", Some("me"));
+        let topology = topology(&server.url()).subscribe(recorder.on(draft));
+        let supervisor = Supervisor::start(topology).await.unwrap();
+        recorder.reaches(8).await;
+        let in_hand = || {
+            let pending = server.xpending("s", GROUP);
+            pending.iter().filter(|entry| entry.1 == "me").count()
+        };
+        eventually(SOON, "the room is used", || in_hand() > ROOM * 3 / 4).await;
+        // As long as nothing is settled nothing further is asked for, and nothing is kept beside what
+        // counts as in flight.
+        kept_ten_times(&server).await;
+        let reads = server.commandstat("xreadgroup");
+        kept_ten_times(&server).await;
+        assert_eq!(server.commandstat("xreadgroup"), reads, "{mode:?}");
+        let status = supervisor.status().await.subscriptions.swap_remove(0);
+        assert_eq!(status.in_flight, in_hand(), "{mode:?}");
+        assert_eq!(
+            (status.running, status.waiting),
+            (8, status.in_flight - 8),
+            "{mode:?}"
+        );
+        assert_eq!(status.read as usize, status.in_flight, "{mode:?}");
+
+        gate.open();
+        recorder.reaches(1_000).await;
+        supervisor.shutdown().await.unwrap();
+        let most = most.seen();
+        assert!(
+            (ROOM as i64 / 2..=ROOM as i64).contains(&most),
+            "{mode:?}: {most} were in hand"
+        );
+        assert_eq!(recorder.most_running(), 8, "{mode:?}");
+        assert_eq!(recorder.count(), recorder.distinct(), "{mode:?}");
+    }
 }
 
 // ---- entries of any kind --------------------------------------------------------------------------------

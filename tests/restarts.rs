@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use streamvisor::fail_point::{Armed, Fail, arm};
 use streamvisor::prelude::*;
-use streamvisor::{Child, Entry, EntryId, Event, Failure, ShutdownError};
+use streamvisor::{Child, Entry, EntryId, Event, Failure, Mode, ShutdownError, State};
 use support::record::{Answer, Gate, Heard, Recorder, SOON, fill, ms, topology};
+use support::watch::{Logged, LookedFrom, Most};
 use support::*;
 
 const GROUP: &str = record::GROUP;
@@ -356,54 +357,89 @@ async fn b107_a_reader_that_dies_in_a_reclaim_pass_goes_on_from_its_cursor() {
     }
 }
 
-/// From where readers look through the pending list of a stream, as the server sees it.
-struct LookedFrom(Arc<std::sync::Mutex<Vec<EntryId>>>);
-
-impl LookedFrom {
-    fn watch(server: &Server, stream: &str) -> LookedFrom {
-        let looked = LookedFrom(Arc::default());
-        let (all, pages) = (Arc::clone(&looked.0), format!("\"XPENDING\" \"{stream}\""));
-        let mut monitor = server.connect();
-        assert_eq!(monitor.command(&["MONITOR"]).unwrap().as_str(), "OK");
-        std::thread::spawn(move || {
-            // Until the server ends.
-            while let Ok(line) = monitor.receive() {
-                let line = line.as_str();
-                if !line.contains(&pages) || !line.contains(" lua]") {
-                    continue;
+/// B118: what knew of free workers and of room came back with none of either.
+#[tokio::test(flavor = "multi_thread")]
+async fn b118_room_and_free_workers_are_known_after_a_crash_while_all_are_idle_or_busy() {
+    const ROOM: usize = 20;
+    let server = Server::start(Version::Redis8);
+    for mode in [Mode::Tail, Mode::Claiming, Mode::Reclaim] {
+        let (stream, _) = stream_of(&server, "b118");
+        let gate = Gate::closed();
+        gate.open();
+        let recorder = Recorder::behind(&gate);
+        let draft = match mode {
+            Mode::Tail => Subscription::tail(&*stream),
+            Mode::Claiming => Subscription::claiming(&*stream, LONG),
+            _ => Subscription::reclaim(&*stream, LONG),
+        };
+        let draft = draft
+            .named(&*stream)
+            .consumer("me")
+            .workers(4)
+            .max_in_flight(ROOM)
+            .block(ms(50));
+        let add = |entries: usize| {
+            fill(&server, &stream, entries);
+            if mode != Mode::Tail {
+                for id in server.read_as(&stream, GROUP, "dead", entries) {
+                    server.give_to(&stream, GROUP, "dead", &id, (2 * LONG, 1));
                 }
-                let words: Vec<&str> = line.split('"').filter(|word| *word != " ").collect();
-                // The first page of a step: "XPENDING" stream group first "+" size.
-                if words.get(5) != Some(&"+") {
-                    continue;
-                }
-                let Some(from) = words.get(4).filter(|from| !from.starts_with('(')) else {
-                    continue;
-                };
-                all.lock().unwrap().push(from.parse().unwrap());
             }
-        });
-        looked
-    }
+        };
+        let (waits, holds) = match mode {
+            // What it has just claimed when it dies comes again after `min_idle`, not before.
+            Mode::Reclaim => ("reclaim.before", "reclaim.before"),
+            _ => ("reader.before_read", "reader.reply"),
+        };
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        let most = Most::pending(&server, &stream, Some("me"));
 
-    async fn until_beyond(&self, id: EntryId) -> Vec<EntryId> {
-        eventually_some(SOON, "the last page", || {
-            let looked = self.0.lock().unwrap().clone();
-            looked.iter().any(|from| *from > id).then_some(looked)
-        })
-        .await
-    }
+        // All are idle.
+        let idle = arm(waits, &stream, Fail::Panic, 1..=1);
+        eventually(SOON, "it runs again", || restarted(&heard).len() == 1).await;
+        add(200);
+        recorder.reaches(200).await;
+        all_acknowledged(&server, &stream).await;
+        assert_eq!(idle.failed(), 1);
 
-    async fn until_the_second_pass(&self) -> Vec<EntryId> {
-        eventually_some(SOON, "a second pass", || {
-            let looked = self.0.lock().unwrap().clone();
-            let begun = looked
-                .iter()
-                .filter(|from| **from == EntryId::new(0, 1))
-                .count();
-            (begun >= 2).then_some(looked)
-        })
-        .await
+        // All are busy, and there is room for a few more.
+        gate.close();
+        add(12);
+        recorder.reaches(204).await;
+        let in_hand = || {
+            let pending = server.xpending(&stream, GROUP);
+            pending.iter().filter(|entry| entry.1 == "me").count()
+        };
+        eventually(SOON, "twelve are in hand", || in_hand() == 12).await;
+        // A reply that it holds then is not known to anybody.
+        let busy = arm(holds, &stream, Fail::Panic, 1..=1);
+        add(1);
+        eventually(SOON, "it runs again", || restarted(&heard).len() == 2).await;
+        assert_eq!(busy.failed(), 1);
+        add(100);
+        // No room is lost, no worker either, and nothing is taken that there is no room for.
+        // (It does not go for less than a quarter of it while the workers have enough to do.)
+        let used = ROOM - ROOM / 4 + 1..=ROOM;
+        eventually(SOON, "the room is used", || used.contains(&in_hand())).await;
+        assert_eq!(recorder.running_now(), 4, "{mode:?}");
+        let status = supervisor.status().await.subscriptions.swap_remove(0);
+        assert!(used.contains(&status.in_flight), "{mode:?}: {status:?}");
+        assert_eq!(
+            (status.running, status.waiting),
+            (4, status.in_flight - 4),
+            "{mode:?}"
+        );
+        gate.open();
+        recorder.reaches(313).await;
+        all_acknowledged(&server, &stream).await;
+        supervisor.shutdown().await.unwrap();
+        assert_eq!((recorder.count(), recorder.distinct()), (313, 313));
+        assert_eq!(recorder.most_running(), 4, "{mode:?}");
+        assert!(used.contains(&(most.seen() as usize)), "{mode:?}");
+        assert_eq!(crashed(&heard), vec![reader(&stream); 2], "{mode:?}");
     }
 }
 
@@ -554,6 +590,196 @@ async fn a_keep_alive_that_dies_lets_nobody_take_what_is_being_worked_on() {
     }
 }
 
+/// B108: a panic that nobody heard of, and a part that was silently missing from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn b108_whichever_actor_panics_runs_again_and_the_status_counts_it() {
+    let server = Server::start(Server::default_version());
+    for point in [
+        "reader.before_read",
+        "handler.start",
+        "handler.between",
+        "settler.sent",
+        "sweeper.before",
+        "keep_alive.before",
+    ] {
+        let (stream, name) = stream_of(&server, point);
+        let set = format!("{stream}.delayed");
+        let gate = Gate::closed();
+        let recorder = Recorder::running({
+            let gate = gate.clone();
+            move |call| {
+                let gate = gate.clone();
+                async move {
+                    Ok(match call.text() {
+                        "long" => {
+                            gate.passed().await;
+                            Outcome::Ack
+                        }
+                        "later" if call.attempt == 1 => Outcome::RetryAfter(ms(20)),
+                        _ => Outcome::Ack,
+                    })
+                }
+            }
+        });
+        let of = match point.split('.').next() {
+            Some("settler" | "keep_alive") => &stream,
+            Some("sweeper") => &set,
+            _ => &name,
+        };
+        let armed = arm(point, of, Fail::Panic, 1..=1);
+        let tail = Subscription::tail(&*stream)
+            .block(ms(50))
+            .workers(2)
+            .keep_alive(ms(50))
+            .delayed_retry(DelayedRetry::durable(&*set));
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        // Each part has something to do.
+        let bodies = ["later", "long"];
+        server.xadd_many(&stream, bodies.map(|body| vec![("_payload", body)]));
+        recorder.reaches(3).await;
+        eventually(SOON, point, || !restarted(&heard).is_empty()).await;
+        let child = crashed(&heard).remove(0);
+        crashed_and_restarted(&heard, &child, &armed).await;
+
+        let status = supervisor.status().await;
+        let [restarts] = &status.restarts[..] else {
+            panic!("{point}: {:?}", status.restarts);
+        };
+        assert_eq!((&restarts.child, restarts.restarts), (&child, 1), "{point}");
+        let told = &status.subscriptions[0];
+        let (of_it, expected) = match &child {
+            Child::Reader { .. } | Child::Handler { .. } => (true, point.split('.').next()),
+            Child::Settler { .. } => (false, Some("settler")),
+            Child::Sweeper { .. } => (false, Some("sweeper")),
+            _ => (false, Some("keep_alive")),
+        };
+        assert!(point.starts_with(expected.unwrap()), "{point}: {child}");
+        assert_eq!(told.restarts, u64::from(of_it), "{point}");
+        if of_it {
+            let error = &told.last_error.as_ref().expect("it is kept").error;
+            assert!(error.contains(point), "{error}");
+        }
+        // It works as before, all of it.
+        gate.open();
+        server.xadd_many(&stream, ["later"; 20].map(|body| vec![("_payload", body)]));
+        recorder.reaches(3 + 40).await;
+        all_acknowledged(&server, &stream).await;
+        assert_eq!(
+            supervisor.status().await.subscriptions[0].state,
+            State::Running
+        );
+        supervisor.shutdown().await.unwrap();
+        assert_eq!(recorder.count(), recorder.distinct(), "{point}");
+    }
+}
+
+/// B108, for a part that keeps panicking.
+#[tokio::test(flavor = "multi_thread")]
+async fn b108_what_cannot_be_started_again_is_shown_as_failed() {
+    let server = Server::start(Server::default_version());
+    for point in ["reader.before_read", "handler.start", "settler.sent"] {
+        let (stream, name) = stream_of(&server, point);
+        let of = if point == "settler.sent" {
+            &stream
+        } else {
+            &name
+        };
+        let armed = arm(point, of, Fail::Panic, 1..=u64::MAX);
+        let isolated = RestartPolicy::default()
+            .max_restarts(1)
+            .backoff(ms(10), ms(10))
+            .isolate();
+        let tail = Subscription::tail(&*stream).block(ms(50)).workers(1);
+        let supervisor = Supervisor::start(
+            topology(&server.url())
+                .shutdown_timeout(ms(500))
+                .restart(isolated)
+                .subscribe(Recorder::acking().on(tail)),
+        )
+        .await
+        .unwrap();
+        let heard = Heard::of(&supervisor);
+        fill(&server, &stream, 1);
+        eventually(SOON, point, || !escalated(&heard).is_empty()).await;
+        let status = supervisor.status().await;
+        assert_eq!(status.subscriptions[0].state, State::Failed, "{point}");
+        assert_eq!(status.restarts.len(), 1, "{point}");
+        assert_eq!(
+            (&status.restarts[0].child, status.restarts[0].restarts),
+            (&escalated(&heard)[0], 1),
+            "{point}"
+        );
+        assert_eq!(armed.failed(), 2, "{point}");
+        supervisor.shutdown().await.unwrap();
+    }
+}
+
+/// A handler that panics when its worker ends in good order.
+struct PanicsAtTheEnd(Recorder);
+
+impl Handler for PanicsAtTheEnd {
+    type Message = Entry;
+    type State = Worker;
+
+    async fn start(&self, worker: Worker) -> Result<Worker, BoxError> {
+        self.0.start(worker).await
+    }
+
+    async fn handle(&self, entry: Entry, context: &Context, worker: &mut Worker) -> Answer {
+        self.0.handle(entry, context, worker).await
+    }
+
+    async fn stop(&self, worker: Worker) {
+        let index = worker.index();
+        self.0.stop(worker).await;
+        assert!(index != 1, "the end, as this test wants it");
+    }
+}
+
+/// Runs a tree of three workers of which one panics when it stops, to its end.
+async fn panics_at_the_end() -> (Recorder, Heard, Child) {
+    let server = Server::start(Server::default_version());
+    let (stream, name) = stream_of(&server, "end");
+    let recorder = Recorder::acking();
+    let tasks = alive_tasks();
+    let tail = Subscription::tail(&*stream)
+        .workers(3)
+        .codec(Raw)
+        .handle(PanicsAtTheEnd(recorder.clone()));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(tail))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 100);
+    recorder.reaches(100).await;
+    all_acknowledged(&server, &stream).await;
+    let report = supervisor.shutdown().await.unwrap();
+    assert!(report.left_running.is_empty() && report.unsettled.is_empty());
+    drop(supervisor);
+    nothing_is_left(&server, tasks).await;
+    (recorder, heard, handler(&name, 1))
+}
+
+/// B108, for a panic inside of a stop.
+#[tokio::test(flavor = "multi_thread")]
+async fn b108_a_worker_that_panics_while_it_stops_does_not_hold_up_the_stop() {
+    let (recorder, heard, _) = panics_at_the_end().await;
+    assert_eq!(recorder.stopped().len(), 3);
+    assert!(restarted(&heard).is_empty() && escalated(&heard).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a supervisor that ends its children does not hear of how they end"]
+async fn b108_a_worker_that_panics_while_it_stops_is_told_of() {
+    for _ in 0..10 {
+        let (_, heard, child) = panics_at_the_end().await;
+        assert_eq!(crashed(&heard), [child]);
+    }
+}
+
 // ---- handlers -----------------------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread")]
@@ -664,6 +890,55 @@ async fn b112_what_waits_behind_a_panic_goes_to_the_replacement_in_order_and_una
     assert_eq!(of_this, 2);
     assert_eq!(crashed(&heard), [handler(&name, first.worker)]);
     assert_eq!(restarted(&heard), [handler(&name, first.worker)]);
+}
+
+/// B112, with nothing that could wake anybody: no copy is made, nothing is added, no read comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn b112_what_waits_behind_a_panic_needs_no_stimulus_from_outside() {
+    let server = Server::start(Server::default_version());
+    for (mode, ordered) in [
+        (Mode::Tail, false),
+        (Mode::Tail, true),
+        (Mode::Reclaim, false),
+        (Mode::Reclaim, true),
+    ] {
+        let (stream, _) = stream_of(&server, "unasked");
+        let recorder = Recorder::running(|call| async move {
+            tokio::task::yield_now().await;
+            assert!(call.text() != "0", "on purpose");
+            Ok(Outcome::Ack)
+        });
+        let ids = fill(&server, &stream, 10);
+        let draft = match mode {
+            Mode::Tail => Subscription::tail(&*stream),
+            _ => {
+                for id in server.read_as(&stream, GROUP, "dead", 10) {
+                    server.give_to(&stream, GROUP, "dead", &id, (2 * LONG, 1));
+                }
+                Subscription::reclaim(&*stream, LONG)
+            }
+        };
+        let draft = draft.workers(1).block(LONG).on_crash(OnCrash::LeavePending);
+        let draft = if ordered {
+            draft.ordered_by("key")
+        } else {
+            draft
+        };
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        recorder.reaches(10).await;
+        eventually(SOON, "nine are acknowledged", || {
+            server.xpending_count(&stream, GROUP) == 1
+        })
+        .await;
+        assert_eq!(recorder.ids(), ids, "{mode:?}, ordered: {ordered}");
+        assert_eq!(server.xpending(&stream, GROUP)[0].0, ids[0]);
+        assert_eq!((crashed(&heard).len(), restarted(&heard).len()), (1, 1));
+        assert_eq!(server.xlen(&stream), 10);
+        supervisor.shutdown().await.unwrap();
+    }
 }
 
 /// B115: the factory forgot the job that its worker died over. B17: one panic ended the subscription.
@@ -808,6 +1083,58 @@ async fn b115_a_handler_that_can_never_start_ends_the_tree_and_says_why() {
         assert_eq!(count, 0, "{id} was never started");
         assert!(idle > 24 * LONG, "{id} is idle for {idle:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b115_a_handler_that_cannot_start_takes_no_other_subscription_along() {
+    let server = Server::start(Server::default_version());
+    let ((stream, name), (other, _)) = (stream_of(&server, "cannot"), stream_of(&server, "other"));
+    let starts = Arc::new(AtomicUsize::new(0));
+    let never = StartsLate {
+        recorder: Recorder::acking(),
+        fails: usize::MAX,
+        starts: Arc::clone(&starts),
+    };
+    let recorder = Recorder::acking();
+    let isolated = RestartPolicy::default()
+        .max_restarts(3)
+        .backoff(ms(10), ms(50))
+        .isolate();
+    let (failing, working) = (Subscription::tail(&*stream), Subscription::tail(&*other));
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .restart(isolated)
+            .subscribe(failing.workers(1).codec(Raw).handle(never))
+            .subscribe(recorder.on(working)),
+    )
+    .await
+    .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 10);
+    fill(&server, &other, 100);
+    eventually(SOON, "it is given up", || !escalated(&heard).is_empty()).await;
+    fill(&server, &other, 100);
+    recorder.reaches(200).await;
+    all_acknowledged(&server, &other).await;
+    let status = supervisor.status().await;
+    assert_eq!(
+        [status.subscriptions[0].state, status.subscriptions[1].state],
+        [State::Failed, State::Running]
+    );
+    let error = &status.subscriptions[0].last_error.as_ref().unwrap().error;
+    assert!(error.contains("the store is not there"), "{error}");
+    assert_eq!(
+        starts.load(Ordering::SeqCst),
+        4,
+        "one start, three restarts"
+    );
+    assert_eq!(crashed(&heard), vec![handler(&name, 0); 4]);
+    eventually(SOON, "what it had read is free for others", || {
+        let pending = server.xpending(&stream, GROUP);
+        pending.iter().all(|entry| entry.2 > 24 * LONG)
+    })
+    .await;
+    supervisor.shutdown().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1186,10 +1513,88 @@ async fn b121_children_that_crash_once_each_do_not_share_a_budget() {
     assert_eq!(recorder.count(), 2 * LOAD);
 }
 
+/// B121: a crash loop left no line in the log.
+#[tokio::test]
+async fn b121_one_that_crashes_in_a_loop_fails_alone_and_every_restart_is_logged_and_counted() {
+    let (logged, _collecting) = Logged::collect();
+    let server = Server::start(Server::default_version());
+    let recorder = Recorder::acking();
+    let (mut topology, mut all, mut once) = (topology(&server.url()), Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let (stream, name) = stream_of(&server, "loop");
+        topology = topology.subscribe(recorder.on(Subscription::tail(&*stream).block(ms(50))));
+        once.push(arm("reader.reply", &name, Fail::Panic, 1..=1));
+        all.push((stream, name));
+    }
+    let three = RestartPolicy::default()
+        .max_restarts(3)
+        .within(LONG)
+        .backoff(ms(10), ms(20))
+        .isolate();
+    let supervisor = Supervisor::start(topology.restart(three)).await.unwrap();
+    let heard = Heard::of(&supervisor);
+    let states = || async {
+        let status = supervisor.status().await;
+        let states = status.subscriptions.iter().map(|it| it.state);
+        states.collect::<Vec<_>>()
+    };
+    for (stream, _) in &all {
+        fill(&server, stream, 10);
+    }
+    eventually(SOON, "each has crashed once", || {
+        restarted(&heard).len() == 5
+    })
+    .await;
+    recorder.reaches(50).await;
+    assert_eq!(states().await, [State::Running; 5]);
+
+    // The second of them does nothing else from now on.
+    let (_, doomed) = &all[1];
+    let looping = arm("reader.before_read", doomed, Fail::Panic, 1..=u64::MAX);
+    eventually(SOON, "it is given up", || !escalated(&heard).is_empty()).await;
+    for (stream, name) in &all {
+        if name != doomed {
+            fill(&server, stream, 10);
+        }
+    }
+    recorder.reaches(90).await;
+    assert_eq!(escalated(&heard), [reader(doomed)]);
+    assert_eq!(
+        looping.failed(),
+        3,
+        "two restarts were left of its own budget"
+    );
+    let mut expected = [State::Running; 5];
+    expected[1] = State::Failed;
+    assert_eq!(states().await, expected);
+
+    let counted = supervisor.status().await.restarts;
+    assert_eq!(counted.len(), 5);
+    for (_, name) in &all {
+        let restarts = if name == doomed { 3 } else { 1 };
+        let of_it = counted.iter().find(|it| it.child == reader(name)).unwrap();
+        assert_eq!(of_it.restarts, restarts);
+        let told = restarted(&heard);
+        let told = told.iter().filter(|child| **child == reader(name)).count();
+        assert_eq!(told as u64, restarts);
+        let lines = logged.lines(&[name, "WARN", "started again"]);
+        assert_eq!(lines.len() as u64, restarts, "{lines:#?}");
+        let crashes = logged.lines(&[name, "WARN", "crashed", "fail point"]);
+        assert_eq!(crashes.len() as u64, restarts + u64::from(name == doomed));
+    }
+    let given_up = logged.lines(&["ERROR", "given up"]);
+    assert!(
+        matches!(&given_up[..], [line] if line.contains(doomed)),
+        "{given_up:#?}"
+    );
+    supervisor.shutdown().await.unwrap();
+}
+
 // ---- the end of the supervisor -----------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_supervisor_leaves_no_task_and_no_connection_and_others_recover_its_entries() {
+async fn b108_a_killed_supervisor_leaves_no_task_and_no_connection_and_others_recover_its_entries()
+{
     let server = Server::start(Server::default_version());
     let (stream, _) = stream_of(&server, "killed");
     let gate = Gate::closed();
@@ -1207,11 +1612,10 @@ async fn a_killed_supervisor_leaves_no_task_and_no_connection_and_others_recover
     })
     .await;
     supervisor.actor().kill();
-    // Whoever waits learns of it.
-    tokio::time::timeout(SOON, supervisor.wait())
-        .await
-        .expect("the wait for a killed tree should end")
-        .ok();
+    // Whoever waits learns of it, and that it was no shutdown.
+    let failure = failure_of(&supervisor).await;
+    assert_eq!(failure.child, Child::Supervisor);
+    assert!(failure.to_string().contains("the supervisor"), "{failure}");
     drop(supervisor);
     nothing_is_left(&server, tasks).await;
     assert_eq!(recorder.running_now(), 0);

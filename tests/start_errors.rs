@@ -145,10 +145,10 @@ async fn b109_a_server_that_comes_up_within_the_connect_timeout_is_waited_for() 
     let proxy = server.proxy();
     proxy.refuse();
     let recorder = Recorder::acking();
-    let tail = recorder.on(Subscription::tail("s"));
-    let impatient = topology(&proxy.url()).subscribe(tail.clone());
+    let tail = Subscription::tail("s").named("orders").consumer("me");
+    let impatient = topology(&proxy.url()).subscribe(recorder.on(tail));
     // Each of these fails, and leaves nothing behind that stands in the way of the next.
-    for _ in 0..5 {
+    for _ in 0..10 {
         let topology = impatient
             .clone()
             .connect_timeout(Duration::from_millis(100));

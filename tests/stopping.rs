@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use streamvisor::fail_point::{Fail, arm};
 use streamvisor::prelude::*;
-use streamvisor::{Child, Event, Remaining, ShutdownError, ShutdownReport};
+use streamvisor::{Child, Event, Mode, Remaining, ShutdownError, ShutdownReport};
 use support::record::{GROUP, Gate, Heard, Recorder, SOON, fill, ms, stream_of, topology};
 use support::*;
 use tokio::sync::{OnceCell, oneshot};
@@ -332,6 +332,81 @@ async fn b61_a_delayed_retry_that_is_asked_for_during_the_drain_is_made_at_once(
         assert_eq!((report.settled, report.given_back), (4, 6), "{how}");
         assert_eq!(server.xlen(&stream), 10 + 4, "{how}");
         assert_eq!(server.xpending_count(&stream, GROUP), 6, "{how}");
+    }
+}
+
+/// B113: a drain was over while work was queued inside of workers. What was not started is not run any
+/// more here but given back; what the case asks for holds all the same: nothing that is queued is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn b113_a_drain_accounts_for_every_entry_that_waits_in_a_lane() {
+    const ENTRIES: usize = 999;
+    let server = Server::start(Version::Redis8);
+    for mode in [Mode::Tail, Mode::Reclaim, Mode::Claiming] {
+        let stream = stream_of(&server, "b113");
+        let entries = (0..ENTRIES).map(|n| {
+            let key = (n % 40).to_string();
+            vec![("_payload", n.to_string()), ("h:key", key)]
+        });
+        let ids = server.xadd_many(&stream, entries);
+        let left = match mode {
+            Mode::Tail => 0,
+            Mode::Claiming => ENTRIES / 2,
+            _ => ENTRIES,
+        };
+        if left > 0 {
+            for id in server.read_as(&stream, GROUP, "dead", left) {
+                server.give_to(&stream, GROUP, "dead", &id, (2 * HOUR, 1));
+            }
+        }
+        let gate = Gate::closed();
+        let recorder = Recorder::behind(&gate);
+        let draft = match mode {
+            Mode::Tail => Subscription::tail(&*stream),
+            Mode::Reclaim => Subscription::reclaim(&*stream, HOUR),
+            _ => Subscription::claiming(&*stream, HOUR),
+        };
+        let draft = draft.consumer("me").workers(8).ordered_by("key");
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+            .await
+            .unwrap();
+        eventually(SOON, "eight run and all others wait", || {
+            let pending = server.xpending(&stream, GROUP);
+            let ours = pending.iter().filter(|entry| entry.1 == "me").count();
+            recorder.running_now() == 8 && ours == ENTRIES
+        })
+        .await;
+
+        let stopping = tokio::spawn(async move { supervisor.shutdown().await });
+        eventually(SOON, "what waits is given back", || {
+            claimable_at_once(&server, &stream).len() == ENTRIES - 8
+        })
+        .await;
+        assert!(!stopping.is_finished(), "{mode:?}: eight still run");
+        gate.open();
+        let report = stopping.await.unwrap().unwrap();
+        assert_eq!(
+            (report.settled, report.given_back as usize),
+            (8, ENTRIES - 8),
+            "{mode:?}"
+        );
+        assert!(report.left_running.is_empty() && report.unsettled.is_empty());
+        let free = claimable_at_once(&server, &stream);
+        assert_eq!(
+            (free.len(), server.xpending_count(&stream, GROUP)),
+            (ENTRIES - 8, ENTRIES as i64 - 8),
+            "{mode:?}"
+        );
+        for (id, .., count) in free {
+            let before = i64::from(ids[..left].contains(&id));
+            assert_eq!(count, before, "{mode:?}: {id} was not started");
+        }
+        let (heir, other) = heir(&server, &stream).await;
+        heir.reaches(ENTRIES - 8).await;
+        all_acknowledged(&server, &stream).await;
+        other.shutdown().await.unwrap();
+        let mut handled = [recorder.ids(), heir.ids()].concat();
+        handled.sort_by_key(|id| id.parse::<EntryId>().unwrap());
+        assert_eq!(handled, ids, "{mode:?}");
     }
 }
 

@@ -47,6 +47,9 @@ pub enum Child {
     KeepAlive,
     /// Stops the tree in order.
     Drain,
+    /// The root. It is never started again: a [`Failure`](crate::Failure) names it when it was killed or
+    /// panicked, and the tree ended with it.
+    Supervisor,
 }
 
 impl fmt::Display for Child {
@@ -61,6 +64,7 @@ impl fmt::Display for Child {
             Child::Sweeper { set } => write!(f, "the sweeper of `{set}`"),
             Child::KeepAlive => f.write_str("the keep-alive"),
             Child::Drain => f.write_str("the drain"),
+            Child::Supervisor => f.write_str("the supervisor"),
         }
     }
 }

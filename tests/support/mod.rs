@@ -14,6 +14,7 @@ pub mod record;
 pub mod resp;
 mod server;
 mod wait;
+pub mod watch;
 
 pub use inspect::{Entry, PendingEntry};
 pub use proxy::{Fault, FaultProxy};
