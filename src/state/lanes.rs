@@ -351,11 +351,16 @@ impl Lanes {
         if self.ordered_by.is_some() || retired {
             let mut inner = lane.lock();
             inner.idle = inner.queue.is_empty();
-            return match inner.idle {
+            let taken = match inner.idle {
                 false => Taken::Work,
                 true if retired => Taken::Closed,
                 true => Taken::Nothing,
             };
+            drop(inner);
+            if taken == Taken::Nothing {
+                self.hungry.notify_one();
+            }
+            return taken;
         }
         if !lane.lock().queue.is_empty() {
             return Taken::Work;
@@ -892,6 +897,18 @@ mod tests {
             }
         }
         assert_eq!(seen, 120);
+    }
+
+    /// A reader that found nobody hungry, since no worker had started yet, would wait for ever.
+    #[tokio::test]
+    async fn a_worker_that_falls_idle_says_so_whether_entries_are_ordered_or_not() {
+        for ordered in [false, true] {
+            let (lanes, seats) = lanes(2, ordered);
+            assert_eq!(lanes.take(&seats[0]), Taken::Nothing);
+            assert!(lanes.is_hungry());
+            let told = tokio::time::timeout(Duration::from_secs(5), lanes.hungry());
+            assert!(told.await.is_ok(), "ordered: {ordered}");
+        }
     }
 
     #[test]
