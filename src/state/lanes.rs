@@ -413,7 +413,12 @@ impl Lanes {
     /// holds up nothing that another worker could do.
     fn share(&self, waiting: usize) -> usize {
         let affordable = self.affordable().min(LARGEST_SHARE);
-        waiting.min(affordable.max(self.smallest_share))
+        let share = waiting.min(affordable.max(self.smallest_share));
+        // Whole batches, or the last one would be a small one while more wait.
+        match share.checked_rem(self.smallest_share) {
+            Some(rest) if rest < share => share - rest,
+            _ => share,
+        }
     }
 
     /// How many entries a worker handles in about a millisecond; as long as nothing is known of that, one.
@@ -820,6 +825,15 @@ mod tests {
         let started: Vec<_> = std::iter::from_fn(|| start(&lanes, &seats[1])).collect();
         assert_eq!(started, (2..=11).collect::<Vec<_>>());
         assert_eq!(lanes.waiting(), 89);
+    }
+
+    #[test]
+    fn a_share_is_whole_batches_as_long_as_there_are_enough_entries_for_one() {
+        let lanes = Lanes::new(1, None, 7);
+        assert_eq!((lanes.share(3), lanes.share(100)), (3, 7));
+        lanes.measured(1, Duration::from_micros(20));
+        assert_eq!((lanes.share(6), lanes.share(45)), (6, 42));
+        assert_eq!((lanes.share(50), lanes.share(1000)), (49, 49));
     }
 
     #[test]
