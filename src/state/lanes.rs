@@ -351,11 +351,16 @@ impl Lanes {
         if self.ordered_by.is_some() || retired {
             let mut inner = lane.lock();
             inner.idle = inner.queue.is_empty();
-            return match inner.idle {
+            let taken = match inner.idle {
                 false => Taken::Work,
                 true if retired => Taken::Closed,
                 true => Taken::Nothing,
             };
+            drop(inner);
+            if taken == Taken::Nothing {
+                self.hungry.notify_one();
+            }
+            return taken;
         }
         if !lane.lock().queue.is_empty() {
             return Taken::Work;
@@ -408,7 +413,12 @@ impl Lanes {
     /// holds up nothing that another worker could do.
     fn share(&self, waiting: usize) -> usize {
         let affordable = self.affordable().min(LARGEST_SHARE);
-        waiting.min(affordable.max(self.smallest_share))
+        let share = waiting.min(affordable.max(self.smallest_share));
+        // Whole batches, or the last one would be a small one while more wait.
+        match share.checked_rem(self.smallest_share) {
+            Some(rest) if rest < share => share - rest,
+            _ => share,
+        }
     }
 
     /// How many entries a worker handles in about a millisecond; as long as nothing is known of that, one.
@@ -818,6 +828,15 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_whole_batches_as_long_as_there_are_enough_entries_for_one() {
+        let lanes = Lanes::new(1, None, 7);
+        assert_eq!((lanes.share(3), lanes.share(100)), (3, 7));
+        lanes.measured(1, Duration::from_micros(20));
+        assert_eq!((lanes.share(6), lanes.share(45)), (6, 42));
+        assert_eq!((lanes.share(50), lanes.share(1000)), (49, 49));
+    }
+
+    #[test]
     fn a_worker_that_crashed_leaves_its_share_to_its_replacement_in_order() {
         let (lanes, seats) = lanes(1, false);
         lanes.measured(1, Duration::from_nanos(1));
@@ -892,6 +911,18 @@ mod tests {
             }
         }
         assert_eq!(seen, 120);
+    }
+
+    /// A reader that found nobody hungry, since no worker had started yet, would wait for ever.
+    #[tokio::test]
+    async fn a_worker_that_falls_idle_says_so_whether_entries_are_ordered_or_not() {
+        for ordered in [false, true] {
+            let (lanes, seats) = lanes(2, ordered);
+            assert_eq!(lanes.take(&seats[0]), Taken::Nothing);
+            assert!(lanes.is_hungry());
+            let told = tokio::time::timeout(Duration::from_secs(5), lanes.hungry());
+            assert!(told.await.is_ok(), "ordered: {ordered}");
+        }
     }
 
     #[test]
