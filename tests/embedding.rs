@@ -107,6 +107,8 @@ enum End {
     Stop,
     Kill,
     Panic,
+    /// The task that runs it is dropped.
+    Drop,
 }
 
 /// A parent of a tree that has 1,000 entries in hand, some of them running, ends. What runs finishes,
@@ -134,8 +136,9 @@ async fn ends_with_entries_in_flight(end: End) {
         End::Stop => root.stop(None),
         End::Kill => root.kill(),
         End::Panic => root.cast(RootMessage::Panic).unwrap(),
+        End::Drop => running.abort(),
     }
-    running.await.unwrap();
+    assert_eq!(running.await.is_ok(), !matches!(end, End::Drop));
     // A consumer with a long min_idle has to wait for everything that was not given back.
     let elsewhere = Recorder::acking();
     let draft =
@@ -178,6 +181,52 @@ async fn a_parent_that_is_killed_leaves_nothing_undone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_parent_that_panics_leaves_nothing_undone() {
     ends_with_entries_in_flight(End::Panic).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parent_that_is_dropped_leaves_nothing_undone() {
+    ends_with_entries_in_flight(End::Drop).await;
+}
+
+/// Two runtimes of one process, each with a tree of the same topology. One of them is torn down with all
+/// that runs on it, and the other takes over what it had.
+#[test]
+fn two_runtimes_do_not_disturb_each_other() {
+    let server = Server::start(Server::default_version());
+    server.xgroup_create(STREAM, GROUP, "0");
+    let runtime = || {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        runtime.worker_threads(1).enable_all().build().unwrap()
+    };
+    let (one, other) = (runtime(), runtime());
+    let gate = Gate::closed();
+    let (stuck, recorder) = (Recorder::behind(&gate), Recorder::acking());
+    let of = |recorder: &Recorder| {
+        let tail = Subscription::tail(STREAM).workers(2).max_in_flight(10);
+        let reclaim = Subscription::reclaim(STREAM, Duration::from_millis(600));
+        let reclaim = reclaim.block(Duration::from_millis(50));
+        topology(&server.url())
+            .subscribe(recorder.on(tail.block(Duration::from_millis(100))))
+            .subscribe(recorder.on(reclaim))
+    };
+    let first = one.block_on(Supervisor::start(of(&stuck))).unwrap();
+    server.add_numbers(STREAM, 0..10);
+    one.block_on(stuck.reaches(2));
+    let second = other.block_on(Supervisor::start(of(&recorder))).unwrap();
+    server.add_numbers(STREAM, 10..20);
+    other.block_on(recorder.reaches(10));
+    one.shutdown_background();
+    other.block_on(recorder.reaches(20));
+    assert_eq!((recorder.count(), recorder.distinct()), (20, 20));
+    other.block_on(async {
+        eventually(SOON, "nothing is pending", || {
+            server.xpending_count(STREAM, GROUP) == 0
+        })
+        .await;
+        second.shutdown().await.unwrap();
+    });
+    // Dropped where nothing of it runs any more.
+    drop(first);
 }
 
 #[tokio::test(flavor = "multi_thread")]
