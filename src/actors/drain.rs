@@ -33,6 +33,8 @@ const RESERVE: Duration = Duration::from_secs(2);
 /// How long a verdict may take that is stored although the time is over.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
+/// How often starts that wait to be counted are cancelled, until none is being counted.
+const CANCEL_AGAIN: Duration = Duration::from_millis(20);
 /// The most entries that are given back in one step.
 const STEP: usize = 100;
 
@@ -121,7 +123,6 @@ impl Scope {
             }
             Scope::Subscription(subscription) => {
                 subscription.hold(Reason::Removed);
-                subscription.group.queue.cancel_starts();
             }
         }
     }
@@ -254,10 +255,22 @@ pub(crate) async fn rest(
             let _ = reader.wait(None).await;
         }
     };
+    let counted = async {
+        let mut counted = std::pin::pin!(subscription.lanes.counted());
+        loop {
+            // A start that is not on its way to the server yet is not waited for. A worker may ask for one
+            // a moment after it was told not to, so this is said again.
+            subscription.group.queue.cancel_starts();
+            tokio::select! {
+                () = &mut counted => return,
+                () = tokio::time::sleep(CANCEL_AGAIN) => {}
+            }
+        }
+    };
     tokio::join!(
         give_back(tree, subscription, given_back),
         last_replies,
-        subscription.lanes.counted()
+        counted
     );
     give_back(tree, subscription, given_back).await;
 }

@@ -276,7 +276,6 @@ impl ReaderState {
         if let Some(connection) = self.connection.clone() {
             self.take_last_replies(&connection).await;
         }
-        self.subscription.group.queue.cancel_starts();
         rest(&self.tree, &self.subscription, None, &AtomicU64::new(0)).await;
         self.subscription.at("reader.rests");
         self.stop.taken_back().await;

@@ -551,7 +551,6 @@ impl SupervisorState {
         };
         for subscription in subscriptions {
             subscription.hold(Reason::Failed);
-            subscription.group.queue.cancel_starts();
             let reader = self.cells.get(&Key::Reader(subscription.number)).cloned();
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
