@@ -15,19 +15,8 @@ const SOON: Duration = Duration::from_secs(10);
 
 #[test]
 fn the_earthquakes_are_all_accounted_for() {
-    let server = Server::start(Server::default_version());
-    let mut program = Program::start("earthquakes", &server);
-    let status = program.ends_within(Duration::from_secs(90));
-    let (output, errors) = program.said();
-
-    assert!(status.success(), "{status}\n{output}\n{errors}");
+    let output = ends_well_and_leaves_nothing("earthquakes");
     assert_eq!(output.lines().last(), Some("lost: 0"), "{output}");
-    assert_eq!(errors, "", "nothing is wrong, so nothing is said of it");
-    let keys = server.command(&["KEYS", "*"]);
-    assert!(
-        keys.as_array().is_empty(),
-        "the run left these keys behind: {keys:?}"
-    );
 }
 
 #[tokio::test]
@@ -77,6 +66,50 @@ async fn the_quickstart_acknowledges_orders_and_stops_on_ctrl_c() {
     assert_eq!(server.xlen("orders"), 2);
     let consumers = server.command(&["XINFO", "CONSUMERS", "orders", "workers"]);
     assert!(consumers.as_array().is_empty(), "{consumers:?}");
+}
+
+#[test]
+fn the_batches_are_stored_once_in_spite_of_a_panic() {
+    let output = ends_well_and_leaves_nothing("batches");
+    for line in [
+        "a worker panics after the commit, on purpose",
+        "rows stored:          9990",
+        "dead letters:           10",
+    ] {
+        assert!(output.lines().any(|it| it == line), "{line}\n{output}");
+    }
+    let last = output.lines().last();
+    assert_eq!(last, Some("lost: 0, stored twice: 0"), "{output}");
+}
+
+#[test]
+fn the_ledger_is_right_in_spite_of_a_panic_and_a_frozen_account() {
+    let output = ends_well_and_leaves_nothing("ledger");
+    for line in [
+        "  acct-7 is frozen",
+        "  an actor panics after it has booked a payment, on purpose",
+        "  payment 350 had been booked already: acknowledged",
+        "balance of acct-7 while it is frozen: 768.80",
+        "  acct-7     1496.69",
+        "stopped: 0 given back, 0 left running, 0 verdicts not stored",
+    ] {
+        assert!(output.lines().any(|it| it == line), "{line}\n{output}");
+    }
+    let last = output.lines().last();
+    assert_eq!(last, Some("every balance is right"), "{output}");
+}
+
+/// Runs an example that ends by itself, and returns what it said.
+fn ends_well_and_leaves_nothing(example: &str) -> String {
+    let server = Server::start(Server::default_version());
+    let mut program = Program::start(example, &server);
+    let status = program.ends_within(Duration::from_secs(90));
+    let (output, errors) = program.said();
+    assert!(status.success(), "{status}\n{output}\n{errors}");
+    assert_eq!(errors, "", "nothing is wrong, so nothing is said of it");
+    let keys = server.command(&["KEYS", "*"]);
+    assert!(keys.as_array().is_empty(), "it left {keys:?} behind");
+    output
 }
 
 #[test]
