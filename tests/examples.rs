@@ -129,6 +129,49 @@ fn where_claiming_is_refused_a_tail_and_a_reclaim_do_the_same() {
     }
 }
 
+#[test]
+fn the_batches_are_stored_once_in_spite_of_a_panic() {
+    let output = ends_well_and_leaves_nothing("batches");
+    for line in [
+        "a worker panics after the commit, on purpose",
+        "rows stored:          9990",
+        "dead letters:           10",
+    ] {
+        assert!(output.lines().any(|it| it == line), "{line}\n{output}");
+    }
+    let last = output.lines().last();
+    assert_eq!(last, Some("lost: 0, stored twice: 0"), "{output}");
+}
+
+#[test]
+fn the_ledger_is_right_in_spite_of_a_panic_and_a_frozen_account() {
+    let output = ends_well_and_leaves_nothing("ledger");
+    for line in [
+        "  acct-7 is frozen",
+        "  an actor panics after it has booked a payment, on purpose",
+        "  payment 350 had been booked already: acknowledged",
+        "balance of acct-7 while it is frozen: 768.80",
+        "  acct-7     1496.69",
+        "stopped: 0 given back, 0 left running, 0 verdicts not stored",
+    ] {
+        assert!(output.lines().any(|it| it == line), "{line}\n{output}");
+    }
+    let last = output.lines().last();
+    assert_eq!(last, Some("every balance is right"), "{output}");
+}
+
+/// Runs an example that ends by itself, and returns what it said.
+#[track_caller]
+fn ends_well_and_leaves_nothing(example: &str) -> String {
+    let server = Server::start(Server::default_version());
+    let mut program = Program::start(example, &server);
+    let status = program.ends_within(Duration::from_secs(90));
+    let (output, errors) = program.said();
+    assert!(status.success(), "{status}\n{output}\n{errors}");
+    leaves_no_key(&server);
+    output
+}
+
 /// Runs the example and returns what it said, in which ten orders are handled, each once.
 #[track_caller]
 fn claiming(server: &Server) -> String {

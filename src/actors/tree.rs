@@ -30,6 +30,17 @@ pub(crate) const BLOCKED_FOR: Duration = Duration::from_secs(30);
 /// How often an entry may come back from an actor that has not looked at it.
 const MOST_RETURNS: u32 = 2;
 
+/// What deliveries were dropped for that nobody had looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blame {
+    /// Their actor died of the oldest that it dropped.
+    Oldest,
+    /// It died of one that has had its verdict.
+    Another,
+    /// It lives on, or ended in good order.
+    Nothing,
+}
+
 /// A running topology, but for its actors.
 pub(crate) struct Tree {
     pub redis: Redis,
@@ -622,12 +633,14 @@ impl SubscriptionState {
 
     /// What becomes of the deliveries that a worker's actor dropped without a verdict. What was started gets
     /// the crash verdict, and so does the oldest one if the actor died of it; the rest goes back to where it came
-    /// from, but not for ever. Whether there was a crash verdict.
-    pub(crate) fn sort_out_dropped(&self, worker: usize, oldest_too: bool, error: &str) -> bool {
-        let mut to_blame = oldest_too;
+    /// from. For ever only if something else is to blame each time. Whether there was a crash verdict.
+    pub(crate) fn sort_out_dropped(&self, worker: usize, blame: Blame, error: &str) -> bool {
+        let mut oldest_too = blame == Blame::Oldest;
+        let mut blamed = blame == Blame::Another;
         self.lanes.sort_out_dropped(worker, |run| {
-            let started = std::mem::take(&mut to_blame) || run.seen;
-            if started || run.received.comes_back() > MOST_RETURNS {
+            let started = std::mem::take(&mut oldest_too) || run.seen;
+            blamed |= started;
+            if started || (!blamed && run.received.comes_back() > MOST_RETURNS) {
                 self.settle(&run.received, Verdict::Crashed(error.to_owned()));
                 return true;
             }

@@ -31,8 +31,8 @@ pub(crate) trait Desk: Send + Sync {
 /// **Dropped without a verdict** it reports itself. If it was looked at, with any method, that is a crash, and
 /// the entry gets what [`on_crash`](crate::Draft::on_crash) says. If it was not, as in the mailbox of an actor
 /// that ended, it was never started and goes back to where it came from, to be sent again, before what is newer.
-/// A third time counts as a crash. When an actor ends by a panic, an error or a kill, the oldest delivery that
-/// it still held counts as started.
+/// A third time counts as a crash, unless the actor ended over another one. When an actor ends by a panic, an
+/// error or a kill, the oldest delivery that it still held counts as started.
 ///
 /// ```
 /// use streamvisor::prelude::*;

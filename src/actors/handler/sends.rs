@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::absent::Absent;
 use super::{Next, Post, Running, TargetGone};
 use crate::actors::roster::Occupant;
-use crate::actors::tree::SubscriptionState;
+use crate::actors::tree::{Blame, SubscriptionState};
 use crate::message::{Context, Received};
 use crate::state::{Run, Seat, Taken};
 use crate::topology::{Forwards, Target};
@@ -80,12 +80,12 @@ impl Sends {
         // If it was dying then, it had dropped what it died of, and the oldest of the rest is innocent.
         let was_dying = self.dropped_at == Some(lanes.signs_of_life(&post.seat));
         let worker = post.seat.worker;
-        let blame_oldest = crashed && !was_dying;
-        if post
-            .subscription
-            .sort_out_dropped(worker, blame_oldest, error)
-            || was_dying
-        {
+        let blame = match (crashed, was_dying) {
+            (false, _) => Blame::Nothing,
+            (true, true) => Blame::Another,
+            (true, false) => Blame::Oldest,
+        };
+        if post.subscription.sort_out_dropped(worker, blame, error) || was_dying {
             lanes.blame(&post.seat);
         }
     }
@@ -123,7 +123,7 @@ impl Sends {
             }
             self.dropped_at = Some(lanes.signs_of_life(&post.seat));
             let worker = post.seat.worker;
-            subscription.sort_out_dropped(worker, false, "dropped without a verdict");
+            subscription.sort_out_dropped(worker, Blame::Nothing, "dropped without a verdict");
             return Ok(Next::Round);
         }
         match lanes.take(&post.seat) {

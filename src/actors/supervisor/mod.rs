@@ -20,7 +20,7 @@ use super::keep_alive;
 use super::reader::Reader;
 use super::settler::Settler;
 use super::sweeper::Sweeper;
-use super::tree::{SubscriptionState, Tree};
+use super::tree::{Blame, SubscriptionState, Tree};
 use crate::message::{EntryId, Verdict};
 use crate::observe::{Child, Event};
 use crate::state::Reason;
@@ -430,7 +430,7 @@ impl SupervisorState {
             subscription.settle(received, Verdict::Crashed(error.clone()));
         });
         // Where it had an actor of its own, and could not sort this out itself.
-        over_an_entry |= subscription.sort_out_dropped(worker, true, &error);
+        over_an_entry |= subscription.sort_out_dropped(worker, Blame::Oldest, &error);
         if over_an_entry && subscription.lanes.crashed(worker) < CRASHES_IN_A_ROW {
             // The entry was to blame, not the worker.
             self.restart(myself, key).await;
