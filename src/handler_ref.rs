@@ -10,7 +10,7 @@ use ractor::{ActorRef, MessagingErr, RpcReplyPort};
 use tokio::sync::watch;
 use tokio::time::timeout_at;
 
-use crate::actors::{Occupant, Seats, SubscriptionState};
+use crate::actors::{Occupant, Seats, SubscriptionState, there_are};
 use crate::topology::MessageType;
 
 /// The application's own actors that work for one subscription, by worker, across their restarts. Made by
@@ -70,7 +70,7 @@ impl<M> fmt::Debug for HandlerRef<M> {
 #[non_exhaustive]
 pub enum HandlersError {
     /// No subscription has this name.
-    #[error("there is no subscription called `{name}`; there are: {}", .known.join(", "))]
+    #[error("there is no subscription `{name}`; {}", there_are(.known))]
     NoSuchSubscription {
         /// The name that was asked for.
         name: String,

@@ -50,13 +50,14 @@ pub use topology::*;
 
 /// What most programs need.
 pub mod prelude {
-    pub use crate::handle::{Supervisor, SupervisorHandle};
-    pub use crate::handler_ref::HandlerRef;
+    pub use crate::actors::{ControlError, Failure, StartError};
+    pub use crate::handle::{ShutdownError, Supervisor, SupervisorHandle};
+    pub use crate::handler_ref::{CallError, HandlerRef, HandlersError, SendError};
     pub use crate::message::{
-        BoxError, Codec, CodecError, Context, Delivery, Entry, EntryId, Fields, Json, Outcome,
-        Publisher, Raw,
+        BoxError, Codec, CodecError, Context, Delivery, Entry, EntryId, Fields, Json, NotStored,
+        Outcome, Publisher, Raw, Settlement,
     };
-    pub use crate::observe::{Child, Event};
+    pub use crate::observe::{Child, Event, MissedEvents};
     pub use crate::topology::{
         AfterAck, BatchHandler, DelayedRetry, Draft, Handler, OnCrash, Redis, RestartPolicy,
         RetryPolicy, Start, Subscription, Topology, Worker,

@@ -851,7 +851,9 @@ async fn every_way_to_send_in_vain_says_why_and_gives_the_message_back() {
     let supervisor = Supervisor::start(topology).await.unwrap();
     let error = supervisor.handlers::<Message>("tolt").unwrap_err();
     assert!(
-        error.to_string().contains("`tolt`; there are: told, plain"),
+        error
+            .to_string()
+            .contains("`tolt`; there are `told`, `plain`"),
         "{error}"
     );
     let error = supervisor.handlers::<Message>("plain").unwrap_err();
@@ -1119,7 +1121,7 @@ async fn a_named_target_that_is_gone_is_waited_for_and_gets_everything_when_it_i
         .wait("it should be missed", |event| gone(event).then_some(()))
         .await;
     let state = || async { supervisor.status().await.subscriptions[0].state };
-    assert_eq!(state().await, State::NoTarget);
+    assert_eq!(state().await, State::TargetGone);
 
     let keep = |teller: &mut Teller, delivery: Numbered| -> BoxFuture<Handled> {
         teller.kept.push(delivery);
@@ -1149,6 +1151,35 @@ async fn a_named_target_that_is_gone_is_waited_for_and_gets_everything_when_it_i
     heard.assert_nobody_crashed();
     supervisor.shutdown().await.unwrap();
     second.stop(None);
+}
+
+#[cfg(feature = "fail_points")]
+#[tokio::test]
+async fn a_worker_that_dies_while_its_target_is_away_goes_on_with_it() {
+    use streamvisor::fail_point::{Fail, arm};
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "died-meanwhile");
+    fill(&server, &stream, 10);
+    let name = unique("target");
+    let subscription = draft(&stream)
+        .named(&*stream)
+        .forward_to_named::<u64, Message>(&name);
+    let supervisor = start(&server, subscription).await;
+    let heard = Heard::of(&supervisor);
+    let gone = |event: &Event| matches!(event, Event::TargetGone { .. }).then_some(());
+    heard.wait("it should be missed", gone).await;
+    let armed = arm("handler.start", &stream, Fail::Panic, 1..=1);
+    let log = Log::default();
+    let target = spawn_teller(Some(name), log.teller(0, ack)).await;
+    log.reaches(10).await;
+    all_settled(&server, &stream).await;
+    assert_eq!(armed.failed(), 1);
+    assert_eq!(
+        supervisor.status().await.subscriptions[0].state,
+        State::Running
+    );
+    supervisor.shutdown().await.unwrap();
+    target.stop(None);
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ pub(crate) use roster::{Occupant, Seats};
 pub use start::StartError;
 pub(crate) use start::{StartedTree, assemble, prepare};
 pub(crate) use status::status;
-pub(crate) use supervisor::{Addition, Ended, Message, Outline, Removal, SupervisorActor};
+pub(crate) use supervisor::{
+    Addition, Ended, Message, Outline, Removal, SupervisorActor, there_are,
+};
 pub use supervisor::{ControlError, Failure, Remaining, ShutdownReport, SupervisorMessage};
 pub(crate) use tree::{SubscriptionState, Tree};

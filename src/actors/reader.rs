@@ -481,6 +481,18 @@ impl ReaderState {
         Ok(())
     }
 
+    /// Entries that were read before, and given back before anybody had started them: they are as fresh as
+    /// ever, and were counted as read.
+    fn take_up_fresh(&self, entries: impl Iterator<Item = Entry>) {
+        let source = &self.subscription.source;
+        let received = entries
+            .map(|entry| Received::fresh(entry, source))
+            .collect();
+        let again = self.hand_over(received) as u64;
+        let read = &self.subscription.counters.read;
+        read.fetch_sub(again, Ordering::Relaxed);
+    }
+
     fn take_recovered(&mut self, entries: Vec<(Entry, u64, Duration)>) {
         let source = &self.subscription.source;
         let received: Vec<Received> = entries
@@ -540,13 +552,7 @@ impl ReaderState {
 
     fn report_gone(&self, gone: Vec<EntryId>) {
         if !gone.is_empty() {
-            let count = &self.subscription.counters.gone;
-            count.fetch_add(gone.len() as u64, Ordering::Relaxed);
-            let subscription = self.subscription.name().clone();
-            self.tree.announcer.announce(Event::Gone {
-                subscription,
-                ids: gone,
-            });
+            self.subscription.tell_of_gone(gone);
         }
     }
 

@@ -446,10 +446,9 @@ impl SettlerState {
             Settled::Done => After::Done,
             Settled::NotPending => After::NotOurs,
             Settled::Gone => {
-                tell(&|subscription| Event::Gone {
-                    subscription,
-                    ids: vec![id],
-                });
+                if let Some(subscription) = self.group.subscription(subscription) {
+                    subscription.tell_of_gone(vec![id]);
+                }
                 After::NotOurs
             }
             Settled::Anothers => {

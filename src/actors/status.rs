@@ -72,6 +72,8 @@ async fn subscription_status(
     let counters = &subscription.counters;
     SubscriptionStatus {
         name: subscription.name().clone(),
+        workers: subscription.lanes.workers(),
+        max_in_flight: subscription.max_in_flight.load(Ordering::Relaxed),
         stream: subscription.source.stream.clone(),
         group: subscription.source.group.clone(),
         consumer: subscription.source.consumer.clone(),
@@ -98,12 +100,14 @@ async fn subscription_status(
 fn state(tree: &Tree, subscription: &SubscriptionState) -> State {
     if subscription.is_held_for(Reason::Failed) {
         State::Failed
+    } else if tree.order.borrow().stop {
+        State::Stopped
     } else if tree.order.borrow().stop_reading || subscription.is_held_for(Reason::Removed) {
         State::Draining
     } else if subscription.is_held_for(Reason::Paused) {
         State::Paused
-    } else if subscription.is_held_for(Reason::NoTarget) {
-        State::NoTarget
+    } else if subscription.is_held_for(Reason::TargetGone) {
+        State::TargetGone
     } else if let Some(trouble) = subscription.condition.state() {
         trouble
     } else if !subscription.started.load(Ordering::Relaxed) {

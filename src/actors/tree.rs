@@ -556,6 +556,11 @@ impl SubscriptionState {
         let group = &self.group;
         let id = received.id();
         let done = matches!(verdict, Verdict::Said(Outcome::Ack));
+        if let Verdict::Failed(error) | Verdict::Crashed(error) | Verdict::Undecodable(error) =
+            &verdict
+        {
+            self.condition.note(error);
+        }
         let step = verdict::step(received, verdict, &self.plan.settings);
         self.counters.verdict(done, &step);
         match step {
@@ -595,6 +600,14 @@ impl SubscriptionState {
         if group.queue.has_woken() {
             make_way();
         }
+    }
+
+    /// Entries were deleted while they were pending.
+    pub(crate) fn tell_of_gone(&self, ids: Vec<EntryId>) {
+        let gone = &self.counters.gone;
+        gone.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        let subscription = Arc::clone(self.name());
+        self.announcer.announce(Event::Gone { subscription, ids });
     }
 
     /// Whether what is in hand is still ours, as far as it was asked: not after the process was frozen, or

@@ -52,7 +52,7 @@ impl SupervisorHandle {
     /// Sets how many workers a subscription has. Workers that are too many finish what they run and stop in
     /// good order; what waited for them is for the others. Under [`ordered_by`](crate::Draft::ordered_by) a key
     /// moves to another worker only when its former one has none of its entries any more, so that their order is
-    /// kept. Returns when that is arranged; it does not wait for workers to start or stop.
+    /// kept; what a worker or an actor remembers of a key does not move along. Returns when that is arranged; it does not wait for workers to start or stop.
     ///
     /// # Errors
     ///

@@ -278,7 +278,7 @@ impl fmt::Display for Event {
             Event::Resumed { subscription } => write!(f, "`{subscription}` resumes"),
             Event::Removed { subscription } => write!(f, "`{subscription}` was removed"),
             Event::Escalated { child, error } => {
-                write!(f, "{child} keeps failing and is given up: {error}")
+                write!(f, "{child} is given up: {error}")
             }
             Event::Drained {
                 settled,
@@ -365,12 +365,12 @@ impl Events {
         }
     }
 
-    /// The same as a [`Stream`], which ends with the tree.
-    pub fn into_stream(self) -> impl Stream<Item = Result<Event, MissedEvents>> + Send {
-        stream::unfold(self, |mut events| async move {
+    /// The same as a `Stream`, which ends with the tree. `StreamExt` of `futures-util` has its methods.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Event, MissedEvents>> + Send + Unpin {
+        Box::pin(stream::unfold(self, |mut events| async move {
             let next = events.next().await.transpose()?;
             Some((next, events))
-        })
+        }))
     }
 
     /// Sends each event to an actor, until the tree or the actor ends. Where the actor's mailbox grows this does

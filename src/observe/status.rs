@@ -45,6 +45,10 @@ pub struct Restarts {
 pub struct SubscriptionStatus {
     /// Its name.
     pub name: Arc<str>,
+    /// How many workers it has, or is to have.
+    pub workers: usize,
+    /// How many entries it may have in hand.
+    pub max_in_flight: usize,
     /// The stream's key.
     pub stream: StreamKey,
     /// The group's name.
@@ -105,11 +109,13 @@ pub enum State {
     /// It was told to pause: it reads and starts nothing until it is told to resume.
     Paused,
     /// The actor that its entries are forwarded to is not there: it reads nothing until it is.
-    NoTarget,
+    TargetGone,
     /// Its restart budget is spent and it has been given up.
     Failed,
     /// The tree is stopping, or the subscription is being removed from it.
     Draining,
+    /// The tree has ended.
+    Stopped,
 }
 
 /// Verdicts given, by what they ask for.

@@ -6,7 +6,7 @@ pub(crate) enum Reason {
     /// The application asked for it, and may ask for the opposite.
     Paused,
     /// The actor that its entries are sent to is not there.
-    NoTarget,
+    TargetGone,
     /// It has been given up.
     Failed,
     /// It is taken out of the tree.
@@ -19,7 +19,7 @@ impl Reason {
             Reason::Paused => 1,
             Reason::Failed => 1 << 1,
             Reason::Removed => 1 << 2,
-            Reason::NoTarget => 1 << 3,
+            Reason::TargetGone => 1 << 3,
         }
     }
 }

@@ -366,6 +366,10 @@ impl Lanes {
             return Taken::Work;
         }
         let mut buffer = lock(&self.buffer);
+        if lane.retired.load(Ordering::Acquire) {
+            // Since the look above: whoever retired it has no place for it among the idle any more.
+            return Taken::Closed;
+        }
         if buffer.waiting.is_empty() {
             if !buffer.idle.contains(&seat.worker) {
                 buffer.idle.push(seat.worker);

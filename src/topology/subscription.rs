@@ -149,7 +149,7 @@ impl Subscription {
     }
 
     /// Takes over entries that a consumer of the group read, did not acknowledge, and has not kept
-    /// fresh for `min_idle` (`XAUTOCLAIM`): what a crashed process left behind.
+    /// fresh for `min_idle`, as `XAUTOCLAIM` does: what a crashed process left behind.
     ///
     /// Entries that a process works on are kept fresh, so `min_idle` says how soon a crash is
     /// noticed and need not exceed the time that a handler takes.

@@ -6,10 +6,10 @@
 //! when that one does. Either way what was started is then in its lane, where the supervisor finds it and gives
 //! the verdict; the rest of its share is there too, for its replacement.
 
-mod absent;
 mod calls;
 mod desk;
 mod sends;
+mod target_gone;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,13 +21,13 @@ use super::supervisor::KILLED;
 use super::tree::{Order, SubscriptionState, Tree};
 use crate::message::Received;
 use crate::observe::Event;
-use crate::state::{Seat, StartAnswer, StartJob};
+use crate::state::{Reason, Seat, StartAnswer, StartJob};
 use crate::topology::{Code, WorkPlace, Worker};
 
-use absent::Absent;
 use calls::Calls;
 use desk::WorkersDesk;
 use sends::Sends;
+use target_gone::TargetGone;
 
 tokio::task_local! {
     /// The tree whose handler this task runs, by its address, and the number of the subscription.
@@ -81,7 +81,7 @@ struct Post {
 enum Running {
     Calls(Calls),
     Sends(Sends),
-    Absent(Absent),
+    TargetGone(TargetGone),
 }
 
 /// What a worker does next.
@@ -132,7 +132,7 @@ impl Actor for HandlerActor {
             None => Next::End,
             Some(Running::Calls(calls)) => calls.round(post).await,
             Some(Running::Sends(sends)) => sends.round(post, myself.get_cell()).await?,
-            Some(Running::Absent(absent)) => absent.round(post).await?,
+            Some(Running::TargetGone(gone)) => gone.round(post).await?,
         };
         match next {
             Next::Anew(running) => {
@@ -175,7 +175,7 @@ impl Actor for HandlerActor {
 /// The actor that entries are forwarded to has ended, and no other can take its place.
 #[derive(Debug, thiserror::Error)]
 #[error("the actor that its entries are forwarded to has ended")]
-pub(crate) struct TargetGone;
+pub(crate) struct ReferenceEnded;
 
 impl Post {
     fn is_certain(&self) -> bool {
@@ -207,8 +207,15 @@ impl Post {
         };
         Ok(match self.subscription.plan.handling.start(place).await? {
             Code::Calls(runner) => Running::Calls(Calls::new(runner)),
-            Code::Actor(target) => Running::Sends(Sends::new(self, target)),
-            Code::Absent => Running::Absent(Absent::new(&self.subscription, myself)),
+            Code::Actor(target) => {
+                if self.subscription.release(Reason::TargetGone) {
+                    let subscription = Arc::clone(self.subscription.name());
+                    let back = Event::TargetBack { subscription };
+                    self.subscription.announcer.announce(back);
+                }
+                Running::Sends(Sends::new(self, target))
+            }
+            Code::TargetGone => Running::TargetGone(TargetGone::new(&self.subscription, myself)),
         })
     }
 
@@ -240,10 +247,7 @@ impl Post {
                 self.let_go(next);
             }
             Ok(StartAnswer::Gone) => {
-                self.subscription.announcer.announce(Event::Gone {
-                    subscription: Arc::clone(self.subscription.name()),
-                    ids: vec![next.id()],
-                });
+                self.subscription.tell_of_gone(vec![next.id()]);
                 self.let_go(next);
             }
             Ok(StartAnswer::Settled) => self.let_go(next),

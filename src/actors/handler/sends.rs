@@ -6,8 +6,8 @@ use std::time::Duration;
 use ractor::{ActorCell, ActorProcessingErr};
 use tokio::time::sleep;
 
-use super::absent::Absent;
-use super::{Next, Post, Running, TargetGone};
+use super::target_gone::TargetGone;
+use super::{Next, Post, ReferenceEnded, Running};
 use crate::actors::roster::Occupant;
 use crate::actors::tree::{Blame, SubscriptionState};
 use crate::message::{Context, Received};
@@ -85,7 +85,7 @@ impl Sends {
             (true, true) => Blame::Another,
             (true, false) => Blame::Oldest,
         };
-        if post.subscription.sort_out_dropped(worker, blame, error) || was_dying {
+        if post.subscription.sort_out_dropped(worker, blame, error) || blame == Blame::Another {
             lanes.blame(&post.seat);
         }
     }
@@ -104,10 +104,10 @@ impl Sends {
                     self.died(post, false, "the actor that it was forwarded to ended")
                         .await;
                     match forwards {
-                        Forwards::ToReference => Err(TargetGone.into()),
+                        Forwards::ToReference => Err(ReferenceEnded.into()),
                         Forwards::ToName => {
-                            let absent = Absent::new(&subscription, myself);
-                            Ok(Next::Anew(Running::Absent(absent)))
+                            let gone = TargetGone::new(&subscription, myself);
+                            Ok(Next::Anew(Running::TargetGone(gone)))
                         }
                     }
                 }

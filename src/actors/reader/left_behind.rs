@@ -100,11 +100,18 @@ impl ReaderState {
             .iter()
             // What another subscription of this process has taken is in its own name.
             .filter(|(id, _)| in_flight.owner(*id).is_none())
-            .copied()
+            // What came fresh counts one again, as when it was read first.
+            .map(|(id, count)| (*id, (*count).max(1)))
             .collect();
         let taken = read::take_own(connection, group, consumer, &wanted).await?;
         self.subscription.at("reader.given_back_taken");
-        self.take_recovered(taken.entries);
+        let was_fresh = |id: EntryId| page.iter().any(|(of, count)| *of == id && *count == 0);
+        let (fresh, others): (Vec<_>, Vec<_>) = taken
+            .entries
+            .into_iter()
+            .partition(|(entry, ..)| was_fresh(entry.id()));
+        self.take_up_fresh(fresh.into_iter().map(|(entry, ..)| entry));
+        self.take_recovered(others);
         subscription.given_back.taken_up(page.len());
         self.report_gone(taken.gone);
         self.well();

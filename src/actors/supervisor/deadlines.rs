@@ -92,7 +92,7 @@ impl SupervisorState {
         worker: usize,
     ) {
         self.watched.remove(&key);
-        let abandoned = self.cut_off(subscription, key, worker);
+        let abandoned = self.give_up_worker(subscription, key, worker);
         if abandoned.is_empty() {
             return;
         }
@@ -105,7 +105,7 @@ impl SupervisorState {
 
     /// Nothing of this worker counts any more. What it runs is not kept from others until the call ends,
     /// and not run here meanwhile. Returns the ids, if it runs something.
-    pub(super) fn cut_off(
+    pub(super) fn give_up_worker(
         &mut self,
         subscription: &Arc<SubscriptionState>,
         key: Key,

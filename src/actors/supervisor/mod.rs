@@ -2,9 +2,10 @@
 //! keeps failing, and ends the tree.
 
 mod budget;
-mod control;
 mod deadlines;
 mod end;
+mod members;
+mod workers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,26 +16,23 @@ use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, Supervisio
 use tokio::sync::{oneshot, watch};
 
 use super::drain::{Drain, DrainArguments, Scope, rest};
-use super::handler::{HandlerActor, TargetGone};
+use super::handler::{HandlerActor, ReferenceEnded};
 use super::keep_alive;
 use super::reader::Reader;
 use super::settler::Settler;
 use super::sweeper::Sweeper;
-use super::tree::{Blame, SubscriptionState, Tree};
-use crate::message::{EntryId, Verdict};
+use super::tree::{SubscriptionState, Tree};
+use crate::message::EntryId;
 use crate::observe::{Child, Event};
 use crate::state::Reason;
 
 use budget::Budget;
-pub use control::ControlError;
-pub(crate) use control::{Addition, Removal};
 use deadlines::Watched;
 pub(crate) use end::Ended;
 pub use end::{Failure, Remaining, ShutdownReport};
+pub use members::ControlError;
+pub(crate) use members::{Addition, Removal, there_are};
 
-/// Crashes in a row of one worker, each over an entry, before it is started again with delays and at the
-/// expense of its budget.
-const CRASHES_IN_A_ROW: u32 = 5;
 /// How long an actor that was told to end may take for it.
 pub(crate) const LAST_WORD: Duration = Duration::from_secs(1);
 /// What ractor says of an actor that was killed.
@@ -184,9 +182,9 @@ impl Actor for SupervisorActor {
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
         match event {
-            SupervisionEvent::ActorFailed(cell, error) if error.is::<TargetGone>() => {
+            SupervisionEvent::ActorFailed(cell, error) if error.is::<ReferenceEnded>() => {
                 state
-                    .target_gone(&myself, cell.get_id(), error.to_string())
+                    .reference_ended(&myself, cell.get_id(), error.to_string())
                     .await;
             }
             SupervisionEvent::ActorFailed(cell, error) => {
@@ -359,27 +357,6 @@ impl SupervisorState {
         }
     }
 
-    /// The actor that a subscription's entries are forwarded to has ended. It is not ours to start again.
-    async fn target_gone(
-        &mut self,
-        myself: &ActorRef<SupervisorMessage>,
-        id: ActorId,
-        error: String,
-    ) {
-        let Some(key) = self.children.remove(&id) else {
-            return;
-        };
-        self.cells.remove(&key);
-        if let Key::Handler(number, _) = key
-            && let Some(subscription) = self.tree.subscription(number)
-        {
-            subscription.condition.note(&error);
-        }
-        if !self.draining {
-            self.escalate(myself, key, error, 0).await;
-        }
-    }
-
     /// Closes a dead reader's connection, here and on the server, so that no reply goes to it.
     fn cut_reader_off(&self, number: usize) {
         let Some(subscription) = self.tree.subscription(number) else {
@@ -395,51 +372,6 @@ impl SupervisorState {
         connection.abort();
         let settling = Arc::clone(&self.tree.settling);
         tokio::spawn(async move { settling.kill(&ids).await });
-    }
-
-    /// Starts the workers that a subscription lacks. Those that are too many end by themselves.
-    async fn staff(&mut self, myself: &ActorRef<SupervisorMessage>, number: usize) {
-        let Some(subscription) = self.tree.subscription(number) else {
-            return;
-        };
-        for worker in 0..subscription.lanes.workers() {
-            let key = Key::Handler(number, worker);
-            if self.cells.contains_key(&key) || subscription.lanes.is_closed() {
-                continue;
-            }
-            if let Err(error) = self.spawn(myself, key).await {
-                self.start_again(myself, key, error.to_string()).await;
-            }
-        }
-    }
-
-    async fn handler_died(
-        &mut self,
-        myself: &ActorRef<SupervisorMessage>,
-        number: usize,
-        worker: usize,
-        error: String,
-    ) {
-        let Some(subscription) = self.tree.subscription(number) else {
-            return;
-        };
-        let key = Key::Handler(number, worker);
-        // From here on nothing of the dead worker counts.
-        subscription.lanes.enter(worker);
-        let mut over_an_entry = subscription.lanes.cut_off(worker, |received| {
-            subscription.settle(received, Verdict::Crashed(error.clone()));
-        });
-        // Where it had an actor of its own, and could not sort this out itself.
-        over_an_entry |= subscription.sort_out_dropped(worker, Blame::Oldest, &error);
-        if over_an_entry && subscription.lanes.crashed(worker) < CRASHES_IN_A_ROW {
-            // The entry was to blame, not the worker.
-            self.restart(myself, key).await;
-        } else {
-            self.start_again(myself, key, error).await;
-        }
-        // Its replacement may take its time to start, and a wake-up may have died with it.
-        subscription.lanes.share_out(worker);
-        subscription.lanes.hand_on();
     }
 
     /// Starts a child again, at the expense of its budget.

@@ -114,7 +114,7 @@ where
         Box::pin(async move {
             self.check()?;
             let Some(cell) = ractor::registry::where_is(&self.name) else {
-                return Ok(Code::Absent);
+                return Ok(Code::TargetGone);
             };
             let sending = forward::<T, C, M>(&self.codec, cell.into(), place.desk);
             Ok(Code::Actor(Box::new(sending)))

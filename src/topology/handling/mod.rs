@@ -109,7 +109,7 @@ pub(crate) enum Code {
     Calls(Box<dyn Runner>),
     Actor(Box<dyn Target>),
     /// The actor is not there at the moment.
-    Absent,
+    TargetGone,
 }
 
 /// Code that is called. A whole supply at a time, so that the price of the erased type is paid per supply

@@ -86,7 +86,8 @@ impl std::fmt::Debug for ControlError {
     }
 }
 
-fn there_are(known: &[Arc<str>]) -> String {
+/// In words.
+pub(crate) fn there_are(known: &[Arc<str>]) -> String {
     if known.is_empty() {
         return "there is none at all".to_owned();
     }
@@ -234,7 +235,7 @@ impl SupervisorState {
             let key = Key::Handler(number, worker);
             // It has ended, or runs past the deadline: then its entry stays pending, for others to take.
             let cell = self.cells.get(&key).cloned();
-            self.cut_off(&subscription, key, worker);
+            self.give_up_worker(&subscription, key, worker);
             if let Some(cell) = cell {
                 self.children.remove(&cell.get_id());
                 cell.kill();

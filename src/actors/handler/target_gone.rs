@@ -16,15 +16,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The subscription stands still for as long as this lives.
-pub(super) struct Absent {
+pub(super) struct TargetGone {
     subscription: Arc<SubscriptionState>,
     myself: ActorCell,
     delays: Delays,
 }
 
-impl Absent {
+impl TargetGone {
     pub(super) fn new(subscription: &Arc<SubscriptionState>, myself: ActorCell) -> Self {
-        if subscription.hold(Reason::NoTarget) {
+        if subscription.hold(Reason::TargetGone) {
             subscription
                 .condition
                 .note("the actor that its entries are forwarded to is not there");
@@ -32,7 +32,7 @@ impl Absent {
                 subscription: Arc::clone(subscription.name()),
             });
         }
-        Absent {
+        TargetGone {
             subscription: Arc::clone(subscription),
             myself,
             delays: Delays::new(FIRST_PAUSE, LONGEST_PAUSE),
@@ -44,21 +44,15 @@ impl Absent {
             return Ok(Next::End);
         }
         match post.start(self.myself.clone()).await? {
-            Running::Absent(_) => {
+            Running::TargetGone(_) => {
                 tokio::select! {
                     () = tokio::time::sleep(self.delays.next()) => {}
                     _ = post.order.wait_for(|order| order.stop_reading) => {}
                 }
                 Ok(Next::Round)
             }
-            found => {
-                if self.subscription.release(Reason::NoTarget) {
-                    self.subscription.announcer.announce(Event::TargetBack {
-                        subscription: Arc::clone(self.subscription.name()),
-                    });
-                }
-                Ok(Next::Anew(found))
-            }
+            // It has let the subscription go on.
+            found => Ok(Next::Anew(found)),
         }
     }
 }
