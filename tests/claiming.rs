@@ -346,6 +346,34 @@ async fn b47_what_this_process_runs_for_long_is_never_run_twice() {
     supervisor.shutdown().await.unwrap();
 }
 
+/// B43, for a read that claims.
+#[tokio::test(flavor = "multi_thread")]
+async fn b43_an_idle_read_that_claims_comes_once_a_block_period_even_over_young_entries() {
+    let block = Duration::from_millis(400);
+    let server = left_behind(500);
+    let recorder = Recorder::acking();
+    let draft = Subscription::claiming(STREAM, Duration::from_secs(600)).block(block);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
+        .await
+        .unwrap();
+    let calls = || server.commandstat("xreadgroup");
+    let before = calls();
+    eventually(SOON, "the reads of the start", || calls() >= before + 2).await;
+    let (first, began) = (calls(), std::time::Instant::now());
+    eventually(SOON, "four reads more", || calls() >= first + 4).await;
+    // The first of them may have been under way.
+    assert!(
+        began.elapsed() >= 3 * block - Duration::from_millis(100),
+        "4 reads within {:?}",
+        began.elapsed()
+    );
+    assert_eq!(recorder.count(), 0);
+    supervisor.shutdown().await.unwrap();
+    for (_, owner, _, count) in server.xpending(STREAM, GROUP) {
+        assert_eq!((owner.as_str(), count), ("gone", 1));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_backlog_of_what_was_left_behind_does_not_keep_fresh_entries_waiting() {
     let server = left_behind(600);

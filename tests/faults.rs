@@ -14,7 +14,7 @@ use streamvisor::fail_point::{self, Fail};
 use streamvisor::prelude::*;
 use streamvisor::{Entry, Event, Mode};
 use support::record::{GROUP, Gate, Heard, Recorder, SOON, fill, ms, stream_of, topology};
-use support::watch::Most;
+use support::watch::{Logged, Most};
 use support::*;
 
 /// For what takes a while on a machine that has other things to do.
@@ -530,6 +530,53 @@ async fn a_hundred_thousand_entries_are_acknowledged_in_flat_memory() {
     );
 }
 
+/// B55: what one process knew of the others was lost with the server's data.
+#[tokio::test(flavor = "multi_thread")]
+async fn b55_after_a_flush_a_process_that_dies_is_noticed_and_live_work_is_left_alone() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b55");
+    let min_idle = Duration::from_secs(1);
+    let of = |recorder: &Recorder| {
+        let reclaim = Subscription::reclaim(&*stream, min_idle).block(ms(50));
+        topology(&server.url())
+            .subscribe(recorder.on(Subscription::tail(&*stream).block(ms(200))))
+            .subscribe(recorder.on(reclaim))
+    };
+    let (gates, never) = (Gate::closed(), Gate::closed());
+    let (doomed, living) = (Recorder::behind(&never), Recorder::behind(&gates));
+    let dies = Supervisor::start(of(&doomed)).await.unwrap();
+    let lives = Supervisor::start(of(&living)).await.unwrap();
+    server.command(&["FLUSHALL"]);
+    // By one of the two.
+    eventually(SOON, "the group is made again", || {
+        matches!(server.command(&["XINFO", "GROUPS", &stream]), Reply::Array(groups) if groups.len() == 1)
+    })
+    .await;
+    // Both are at work, each with what it can run and some more.
+    let mut entries = 0;
+    eventually(SOON, "both have all hands full", || {
+        if doomed.running_now() < 8 || living.running_now() < 8 {
+            fill(&server, &stream, 1);
+            entries += 1;
+        }
+        doomed.running_now() == 8 && living.running_now() == 8
+    })
+    .await;
+    dies.actor().kill();
+    drop(dies);
+    eventually(SOON, "what it had is in the other's hands", || {
+        let pending = server.xpending(&stream, GROUP);
+        pending.len() == entries && doomed.running_now() == 0 && living.running_now() == 16
+    })
+    .await;
+    gates.open();
+    eventually(SOON, "all is handled", || living.distinct() == entries).await;
+    all_acknowledged(&server, &stream).await;
+    lives.shutdown().await.unwrap();
+    assert_eq!(living.count(), entries, "what it ran itself ran once");
+    assert!(living.overlapped().is_empty());
+}
+
 // ---- servers that die, freeze, and change roles -------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread")]
@@ -730,6 +777,124 @@ async fn b24_a_server_that_loads_its_data_is_waited_for() {
     heard.assert_nobody_crashed();
 }
 
+/// B19: without a server, what was to be said to it filled the memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn b19_while_the_server_is_away_no_more_verdicts_wait_than_there_is_room_for() {
+    const ROOM: usize = 200;
+    let server = Server::start_with(Server::default_version(), &[("appendonly", "yes")]);
+    let stream = stream_of(&server, "b19");
+    fill(&server, &stream, 5 * ROOM);
+    let gate = Gate::closed();
+    let recorder = Recorder::behind(&gate);
+    let tail = Subscription::tail(&*stream)
+        .block(ms(500))
+        .max_in_flight(ROOM);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    let in_hand = || server.xpending_count(&stream, GROUP) as usize;
+    eventually(SOON, "the room is used", || in_hand() > ROOM * 3 / 4).await;
+    // A last read may be on its way.
+    let mut held = 0;
+    eventually(SOON, "nothing more is read", || {
+        std::mem::replace(&mut held, in_hand()) == in_hand()
+    })
+    .await;
+    server.kill();
+    gate.open();
+    heard
+        .wait("it is away", |event| is_away(event).then_some(()))
+        .await;
+    eventually(SOON, "all that was read is handled", || {
+        recorder.running_now() == 0 && recorder.count() >= held
+    })
+    .await;
+    let status = supervisor.status().await.subscriptions.swap_remove(0);
+    assert!(recorder.count() <= ROOM, "{}", recorder.count());
+    assert!(status.in_flight <= ROOM, "{status:?}");
+    assert_eq!((status.waiting, status.running), (0, 0));
+    server.restart();
+    eventually(LATER, "all is handled", || recorder.distinct() == 5 * ROOM).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!(recorder.count(), 5 * ROOM, "nothing was handled again");
+    heard.assert_nobody_crashed();
+}
+
+/// B96: after a snapshot that failed every write was refused, and the workers stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn b96_writes_that_are_refused_after_a_failed_snapshot_are_waited_out() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b96");
+    fill(&server, &stream, 500);
+    let gate = Gate::closed();
+    let passes = gate.clone();
+    let recorder = Recorder::running(move |call| {
+        let gate = passes.clone();
+        async move {
+            gate.passed().await;
+            let number: usize = call.text().parse().unwrap();
+            Ok(match call.attempt {
+                1 if number % 10 == 9 => Outcome::Retry,
+                _ => Outcome::Ack,
+            })
+        }
+    });
+    let tail = Subscription::tail(&*stream)
+        .block(ms(500))
+        .max_in_flight(100);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    recorder.reaches(8).await;
+    let snapshot = |expected: &str| {
+        server.command(&["BGSAVE"]);
+        let what = format!("a snapshot that ends with {expected}");
+        let ends_with = expected.to_owned();
+        let server = &server;
+        async move {
+            eventually(SOON, &what, || {
+                let info = server.info("persistence");
+                info["rdb_bgsave_in_progress"] == "0" && info["rdb_last_bgsave_status"] == ends_with
+            })
+            .await;
+        }
+    };
+    // A folder where the file should be.
+    let name = server.command(&["CONFIG", "GET", "dbfilename"]);
+    let file = server.dir().join(name.as_array()[1].as_str());
+    std::fs::create_dir_all(file.join("in-the-way")).unwrap();
+    server.command(&["CONFIG", "SET", "save", "3600 1"]);
+    snapshot("err").await;
+    let refused = server.command(&["SET", "key", "value"]);
+    assert!(
+        refused
+            .as_error()
+            .is_some_and(|text| text.starts_with("MISCONF"))
+    );
+    gate.open();
+    let error = heard
+        .wait("it is told", |event| match event {
+            Event::ServerAway { error, .. } => Some(error.clone()),
+            _ => None,
+        })
+        .await;
+    assert!(error.contains("MISCONF"), "{error}");
+    std::fs::remove_dir_all(&file).unwrap();
+    snapshot("ok").await;
+    recorder.reaches(550).await;
+    all_acknowledged(&server, &stream).await;
+    heard
+        .wait("it is back", |event| is_back(event).then_some(()))
+        .await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (550, 550));
+    assert_eq!(server.xlen(&stream), 550);
+    heard.assert_nobody_crashed();
+}
+
 // ---- links that break ------------------------------------------------------------------------------------
 
 /// B18: the client did not come back after a cut.
@@ -806,6 +971,38 @@ async fn half_open_links_are_noticed_and_made_anew_and_what_went_into_them_is_ha
     supervisor.shutdown().await.unwrap();
     assert_eq!((recorder.count(), recorder.distinct()), (30, 30));
     heard.assert_nobody_crashed();
+}
+
+/// B11: what was added while nobody was connected was never delivered.
+#[tokio::test(flavor = "multi_thread")]
+async fn b11_what_is_added_while_the_process_or_the_link_is_down_is_delivered() {
+    let server = Server::start(Server::default_version());
+    let proxy = server.proxy();
+    let stream = unique("b11");
+    let recorder = Recorder::acking();
+    // The group begins with what is added from its making on, and is not made anew.
+    let tail = Subscription::tail(&*stream).block(ms(200));
+    let topology = topology(&proxy.url()).subscribe(recorder.on(tail));
+    let first = Supervisor::start(topology.clone()).await.unwrap();
+    fill(&server, &stream, 5);
+    recorder.reaches(5).await;
+    first.shutdown().await.unwrap();
+    fill(&server, &stream, 50);
+    let second = Supervisor::start(topology).await.unwrap();
+    let heard = Heard::of(&second);
+    recorder.reaches(55).await;
+
+    proxy.refuse();
+    proxy.cut_all();
+    heard
+        .wait("it is away", |event| is_away(event).then_some(()))
+        .await;
+    fill(&server, &stream, 50);
+    proxy.accept();
+    recorder.reaches(105).await;
+    all_acknowledged(&server, &stream).await;
+    second.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (105, 105));
 }
 
 /// B123: a sender failed because the settler had too much to do.
@@ -945,6 +1142,97 @@ async fn b1_a_destroyed_group_is_made_again_for_every_mode_and_what_runs_stays_i
         assert!(long.iter().all(|id| recorder.calls_of(id).len() == 1));
         heard.assert_nobody_crashed();
     }
+}
+
+/// B2: what could not be made again was tried for in a loop, with a line in the log for each try.
+#[tokio::test]
+async fn b2_groups_that_may_not_be_made_again_are_tried_for_calmly_and_told_of_once() {
+    const SUBSCRIPTIONS: usize = 20;
+    let (logged, _collecting) = Logged::collect();
+    let server = Server::start(Server::default_version());
+    server.command(&[
+        "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all",
+    ]);
+    let recorder = Recorder::acking();
+    let mut topology = topology(&format!("redis://app:secret@127.0.0.1:{}", server.port()));
+    let streams: Vec<String> = (0..SUBSCRIPTIONS)
+        .map(|_| stream_of(&server, "b2"))
+        .collect();
+    for stream in &streams {
+        topology = topology.subscribe(recorder.on(Subscription::tail(&**stream).block(ms(200))));
+    }
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    let heard = Heard::of(&supervisor);
+    for stream in &streams {
+        fill(&server, stream, 1);
+    }
+    recorder.reaches(SUBSCRIPTIONS).await;
+    server.command(&["ACL", "SETUSER", "app", "-xgroup"]);
+    server.command(&["FLUSHALL"]);
+    let blocked = || heard.count(|event| matches!(event, Event::Blocked { .. }));
+    eventually(SOON, "all are blocked", || blocked() >= SUBSCRIPTIONS).await;
+    let commands = || server.commandstat("xreadgroup") + server.commandstat("evalsha");
+    let (before, began) = (commands(), Instant::now());
+    // A loop would show in this time.
+    eventually(SOON, "five seconds", || began.elapsed() > 25 * ms(200)).await;
+    let tries = commands() - before;
+    // Pauses that double from 50 ms come to about six tries of two commands each.
+    assert!(tries <= 20 * SUBSCRIPTIONS as u64, "{tries} within 5 s");
+    assert_eq!(blocked(), SUBSCRIPTIONS, "each is told of once");
+    assert_eq!(logged.lines(&["NOPERM"]).len(), SUBSCRIPTIONS);
+
+    server.command(&["ACL", "SETUSER", "app", "+xgroup"]);
+    for stream in &streams {
+        fill(&server, stream, 1);
+    }
+    eventually(LATER, "all are handled", || {
+        recorder.count() == 2 * SUBSCRIPTIONS
+    })
+    .await;
+    for stream in &streams {
+        all_acknowledged(&server, stream).await;
+    }
+    supervisor.shutdown().await.unwrap();
+    heard.assert_nobody_crashed();
+}
+
+/// B9: a policy that evicts keys took a stream with its groups away.
+#[tokio::test]
+async fn b9_a_policy_that_evicts_streams_is_warned_of_and_an_evicted_stream_is_read_again() {
+    let (logged, _collecting) = Logged::collect();
+    let directives = [("maxmemory-policy", "allkeys-lru")];
+    let server = Server::start_with(Server::default_version(), &directives);
+    let stream = stream_of(&server, "b9");
+    let gate = Gate::closed();
+    let recorder = Recorder::behind(&gate);
+    let tail = Subscription::tail(&*stream).block(ms(200));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    assert_eq!(logged.lines(&["WARN", "allkeys-lru", "evict"]).len(), 1);
+    fill(&server, &stream, 4);
+    recorder.reaches(4).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    eventually(SOON, "the stream is evicted", || {
+        server.command(&["SET", "key", "value"]);
+        server.command(&["EXISTS", &stream]).as_int() == 0
+    })
+    .await;
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    heard
+        .wait("it is told", |event| {
+            matches!(event, Event::GroupRemade { .. }).then_some(())
+        })
+        .await;
+    gate.open();
+    eventually(SOON, "what ran has ended", || recorder.running_now() == 0).await;
+    fill(&server, &stream, 10);
+    recorder.reaches(14).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (14, 14));
+    heard.assert_nobody_crashed();
 }
 
 /// B7: whatever ended a blocked read ended the loop. B5: on older servers nothing ends it.

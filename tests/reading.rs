@@ -296,6 +296,42 @@ async fn b43_an_idle_reclaim_scans_once_a_block_period_even_over_young_entries()
     }
 }
 
+/// B14: what a handler asked waited for the end of a read that blocked.
+#[tokio::test(flavor = "multi_thread")]
+async fn b14_neither_handlers_nor_verdicts_nor_others_wait_for_a_read_that_blocks() {
+    let block = Duration::from_secs(60);
+    let server = Server::start(Version::Redis70);
+    let recorder = Recorder::running(|call| async move {
+        call.context.publisher().publish("results", &1).await?;
+        Ok(Outcome::Ack)
+    });
+    let streams: Vec<String> = (0..10).map(|n| format!("s{n}")).collect();
+    let topology = streams
+        .iter()
+        .fold(topology(&server.url()), |tree, stream| {
+            tree.subscribe(recorder.on(Subscription::tail(&**stream).block(block)))
+        });
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    let blocked = || {
+        let clients = server.client_list();
+        let blocked = clients.iter().filter(|line| line.contains("flags=b"));
+        blocked.count()
+    };
+    for (round, stream) in streams.iter().enumerate() {
+        eventually(SOON, "all reads block", || blocked() == 10).await;
+        server.xadd(stream, &[("_payload", "1")]);
+        // Far sooner than any of the other nine reads comes back.
+        eventually(SOON, "it is handled and acknowledged", || {
+            server.xlen("results") == round as i64 + 1
+                && server.xpending_count(stream, GROUP) == 0
+                && recorder.count() == round + 1
+        })
+        .await;
+        assert!(blocked() >= 9);
+    }
+    supervisor.shutdown().await.unwrap();
+}
+
 // ---- own pending entries -----------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1477,6 +1477,55 @@ async fn what_a_group_without_a_settler_cannot_store_is_left_to_others() {
     supervisor.shutdown().await.unwrap();
 }
 
+/// B3: a lost group turned restarts into a loop without a pause.
+#[tokio::test(flavor = "multi_thread")]
+async fn b3_a_lost_group_that_is_not_to_be_made_again_costs_a_budget_and_nothing_else() {
+    let server = Server::start(Server::default_version());
+    let ((stream, name), (other, _)) = (stream_of(&server, "b3"), stream_of(&server, "other"));
+    let recorder = Recorder::acking();
+    let policy = RestartPolicy::default()
+        .max_restarts(3)
+        .backoff(ms(100), ms(400))
+        .isolate();
+    let block = Duration::from_secs(10);
+    let lost = Subscription::tail(&*stream)
+        .create_group(false)
+        .block(block);
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .restart(policy)
+            .subscribe(recorder.on(lost))
+            .subscribe(recorder.on(Subscription::tail(&*other).block(block))),
+    )
+    .await
+    .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 1);
+    fill(&server, &other, 1);
+    recorder.reaches(2).await;
+    all_acknowledged(&server, &stream).await;
+    let (reads, began) = (server.commandstat("xreadgroup"), std::time::Instant::now());
+    server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+    eventually(SOON, "it is given up", || !escalated(&heard).is_empty()).await;
+    // At once, then after some 100 and 200 ms.
+    assert!(began.elapsed() > ms(150), "{:?}", began.elapsed());
+    assert_eq!(restarted(&heard), vec![reader(&name); 3]);
+    assert_eq!(escalated(&heard), [reader(&name)]);
+    let status = supervisor.status().await.subscriptions;
+    assert_eq!(
+        [status[0].state, status[1].state],
+        [State::Failed, State::Running]
+    );
+    let error = &status[0].last_error.as_ref().unwrap().error;
+    assert!(error.contains("NOGROUP"), "{error}");
+    fill(&server, &other, 100);
+    recorder.reaches(102).await;
+    all_acknowledged(&server, &other).await;
+    let reads = server.commandstat("xreadgroup") - reads;
+    assert!(reads <= 30, "{reads} reads for four tries and 100 entries");
+    supervisor.shutdown().await.unwrap();
+}
+
 /// B121: five children that failed once each used up one budget.
 #[tokio::test(flavor = "multi_thread")]
 async fn b121_children_that_crash_once_each_do_not_share_a_budget() {

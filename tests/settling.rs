@@ -1343,6 +1343,41 @@ async fn delayed_entries_of_another_process_are_found_without_being_told() {
     assert_eq!((recorder.count(), delayed(&server, "later").len()), (3, 1));
 }
 
+/// B82: after a reconnection, or in a corner of the configuration, nobody moved what was due.
+#[tokio::test(flavor = "multi_thread")]
+async fn b82_what_is_due_moves_whatever_else_stands_still() {
+    let server = Server::start(Version::Redis70);
+    let recorder = Recorder::acking();
+    // Nothing reads fresh entries here.
+    let reclaim = Subscription::reclaim("s", LONG)
+        .named("only")
+        .delayed_retry(DelayedRetry::durable("later"));
+    let (supervisor, heard) = start(&server.url(), [recorder.on(reclaim)]).await;
+    let mut moved = 0;
+    let mut moves = || {
+        moved += 1;
+        put_delayed(&server, "later", moved..moved + 1, |_| 1000);
+        let (server, moved) = (&server, moved as i64);
+        async move { eventually(SOON, "it is moved", || server.xlen("s") == moved).await }
+    };
+    moves().await;
+    // The connection that sweeps, while it sleeps.
+    let settler = server.client_list().into_iter().find_map(|line| {
+        let id = line.split(' ').next()?.strip_prefix("id=")?.to_owned();
+        line.contains("settler").then_some(id)
+    });
+    let killed = server.command(&["CLIENT", "KILL", "ID", &settler.unwrap()]);
+    assert_eq!(killed.as_int(), 1);
+    moves().await;
+    supervisor.pause("only").await.unwrap();
+    moves().await;
+    supervisor.resume("only").await.unwrap();
+    moves().await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!(delayed(&server, "later"), []);
+    heard.assert_nobody_crashed();
+}
+
 // ---- deleting what is acknowledged ------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread")]

@@ -142,8 +142,9 @@ async fn what_is_no_redis_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn b109_a_server_that_comes_up_within_the_connect_timeout_is_waited_for() {
     let server = Server::start(Version::Redis70);
+    // It takes connections and cuts them off, as long as there is no server behind it.
     let proxy = server.proxy();
-    proxy.refuse();
+    server.kill();
     let recorder = Recorder::acking();
     let tail = Subscription::tail("s").named("orders").consumer("me");
     let impatient = topology(&proxy.url()).subscribe(recorder.on(tail));
@@ -152,11 +153,16 @@ async fn b109_a_server_that_comes_up_within_the_connect_timeout_is_waited_for() 
         let topology = impatient
             .clone()
             .connect_timeout(Duration::from_millis(100));
-        refused(topology, Some(&server)).await;
+        refused(topology, None).await;
     }
+    let before = proxy.accepted();
     let patient = impatient.connect_timeout(Duration::from_secs(60));
     let starting = tokio::spawn(Supervisor::start(patient));
-    proxy.accept();
+    eventually(SOON, "it has tried several times", || {
+        proxy.accepted() >= before + 5
+    })
+    .await;
+    server.restart();
     let supervisor = starting.await.unwrap().unwrap();
     server.add_numbers("s", 0..5);
     recorder.reaches(5).await;

@@ -365,7 +365,12 @@ async fn b113_a_drain_accounts_for_every_entry_that_waits_in_a_lane() {
             Mode::Reclaim => Subscription::reclaim(&*stream, HOUR),
             _ => Subscription::claiming(&*stream, HOUR),
         };
-        let draft = draft.consumer("me").workers(8).ordered_by("key");
+        // Enough for all of them, and for a last read to be worth its while.
+        let draft = draft
+            .consumer("me")
+            .workers(8)
+            .ordered_by("key")
+            .max_in_flight(2 * ENTRIES);
         let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(draft)))
             .await
             .unwrap();
