@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 servers := $(CURDIR)/target/servers
 
-.PHONY: help demo test lint servers clean-servers need-cargo
+.PHONY: help demo fuzz test lint servers clean-servers need-cargo
 
 help: ## list the targets
 	@echo "streamvisor: supervised consumers of Redis and Valkey streams"
@@ -31,6 +31,9 @@ demo: need-cargo ## run examples/earthquakes against a Redis of its own (or REDI
 	    echo "demo: using the server at REDIS_URL"; \
 	fi; \
 	cargo run --release --example earthquakes
+
+fuzz: need-cargo ## fuzz what decodes replies and entries, ten minutes each (JOBS=n side by side)
+	scripts/fuzz.sh
 
 test: need-cargo servers ## run all tests, against every server version
 	@set -e; if cargo nextest --version >/dev/null 2>&1; then \

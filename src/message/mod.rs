@@ -4,6 +4,8 @@ mod codec;
 mod copy;
 mod delivery;
 mod entry;
+#[cfg(test)]
+mod fuzz;
 mod headers;
 mod key;
 mod outcome;

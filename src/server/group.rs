@@ -301,7 +301,7 @@ pub(crate) async fn groups(
     }
 }
 
-fn group_state(reply: Frame) -> Result<GroupSummary, ServerError> {
+pub(super) fn group_state(reply: Frame) -> Result<GroupSummary, ServerError> {
     let mut pairs = frame::array(reply)?;
     Ok(GroupSummary {
         // A copy: the slice would keep the whole reply.

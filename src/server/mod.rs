@@ -14,6 +14,8 @@ pub(crate) mod reclaim;
 pub(crate) mod settle;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use connect::{Connection, Role};

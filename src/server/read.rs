@@ -166,7 +166,7 @@ async fn fetch(
 }
 
 /// The entries in a reply of one stream: `[[key, [entry, …]]]`, or nil.
-fn entries(reply: Frame) -> Result<Vec<Frame>, ServerError> {
+pub(super) fn entries(reply: Frame) -> Result<Vec<Frame>, ServerError> {
     match frame::array(reply)?.into_iter().next() {
         Some(stream) => {
             let [_key, entries] = frame::tuple(stream)?;
@@ -202,7 +202,7 @@ pub(crate) async fn own_pending(
     frame::array(reply)?.into_iter().map(pending).collect()
 }
 
-fn pending(reply: Frame) -> Result<Pending, ServerError> {
+pub(super) fn pending(reply: Frame) -> Result<Pending, ServerError> {
     let [id, _consumer, idle, count] = frame::tuple(reply)?;
     Ok(Pending {
         id: frame::id(id)?,

@@ -255,7 +255,7 @@ pub(crate) async fn copy_parked(
 }
 
 /// One outcome for each item: a number, or a number and the server's text.
-fn outcomes(reply: Frame, expected: usize) -> Result<Vec<Settled>, ServerError> {
+pub(super) fn outcomes(reply: Frame, expected: usize) -> Result<Vec<Settled>, ServerError> {
     let outcomes = frame::array(reply)?;
     if outcomes.len() != expected {
         let found = outcomes.len();
