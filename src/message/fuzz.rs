@@ -112,7 +112,8 @@ fn any_entry_can_be_copied_again_and_again() {
         assert!(context.attempt() >= 1);
 
         let copy = retry(&received, Some(&error));
-        assert!(copy.len() % 2 == 0 && copy.len() >= entry.fields.len());
+        assert_eq!(copy.len() % 2, 0);
+        assert!(copy.len() >= entry.fields.len());
         // The server makes the copy of a parked entry from its headers: the first field of that name gets
         // the value, where there is none it is added.
         let mut by_server = entry.fields.clone();
