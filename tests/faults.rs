@@ -877,6 +877,88 @@ async fn b1_a_destroyed_group_is_made_again_for_every_mode_and_what_runs_stays_i
     }
 }
 
+/// Has everything wait for the gate, and then asks for one retry.
+fn retrying_behind(gate: &Gate) -> Recorder {
+    let gate = gate.clone();
+    Recorder::running(move |call| {
+        let gate = gate.clone();
+        async move {
+            gate.passed().await;
+            Ok(if call.attempt == 1 {
+                Outcome::Retry
+            } else {
+                Outcome::Ack
+            })
+        }
+    })
+}
+
+fn is_remade(event: &Event) -> Option<()> {
+    matches!(event, Event::GroupRemade { .. }).then_some(())
+}
+
+/// A reader that has no room does not read, and a verdict that makes a copy finds no group: nobody would make
+/// it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_made_again_when_all_that_is_in_hand_waits_for_it() {
+    let server = Server::start(Version::Redis70);
+    let stream = stream_of(&server, "no-room");
+    let gate = Gate::closed();
+    let recorder = retrying_behind(&gate);
+    let tail = Subscription::tail(&*stream).max_in_flight(1).block(ms(500));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 2);
+    recorder.reaches(1).await;
+    server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+    gate.open();
+    heard.wait("the group is made again", is_remade).await;
+    // Both, and a copy of each.
+    recorder.reaches(4).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (4, 4));
+    heard.assert_nobody_crashed();
+}
+
+/// A group that was made again and in which nothing could be registered has to be looked after once more:
+/// the next read finds nothing wrong with it, and a verdict that makes a copy finds nothing pending.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_hand_is_registered_in_a_group_that_was_made_again_however_often_that_fails() {
+    let server = Server::start(Version::Redis70);
+    let proxy = FaultProxy::start(server.port());
+    let stream = stream_of(&server, "registered");
+    let gate = Gate::closed();
+    let recorder = retrying_behind(&gate);
+    let tail = Subscription::tail(&*stream).block(ms(500));
+    let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 1);
+    recorder.reaches(1).await;
+    // The script that registers, as it is sent when the server does not know it, and as often as the client
+    // sends it by itself.
+    let lost: Vec<_> = (0..4)
+        .map(|_| proxy.drop_next_request("EVAL anew"))
+        .collect();
+    server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+    eventually(SOON, "it is lost", || lost.iter().all(Fault::happened)).await;
+    eventually(LATER, "what runs is in hand again", || {
+        server.xpending_count(&stream, GROUP) == 1
+    })
+    .await;
+    heard.wait("the group is made again", is_remade).await;
+    gate.open();
+    recorder.reaches(2).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (2, 2));
+    heard.assert_nobody_crashed();
+}
+
 /// B7: whatever ended a blocked read ended the loop. B5: on older servers nothing ends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn b5_b7_nothing_that_happens_to_a_blocked_read_ends_the_reading() {

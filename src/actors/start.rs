@@ -201,6 +201,8 @@ async fn make(
                     subscriptions: Mutex::default(),
                     acknowledged: AtomicU64::new(0),
                     given_up: AtomicBool::new(false),
+                    missing: AtomicBool::new(false),
+                    whole: Arc::default(),
                 });
                 groups.push(Arc::clone(&group));
                 group

@@ -70,6 +70,13 @@ pub(crate) struct GroupState {
     pub acknowledged: AtomicU64,
     /// Its settler was given up: no verdict is stored any more, so nothing is kept from others.
     pub given_up: AtomicBool,
+    /// The server has said that the group does not exist, and what is in hand is not registered yet in the
+    /// one that is made in its place: until then an entry that is pending for nobody was not settled by
+    /// somebody else.
+    pub missing: AtomicBool,
+    /// Held by every batch on its way, and by whoever makes the group again, alone: what is settled in
+    /// between would be registered, and stay pending for ever.
+    pub whole: Arc<tokio::sync::RwLock<()>>,
 }
 
 /// A subscription of this process.
@@ -395,6 +402,17 @@ impl GroupState {
     /// A place where this crate's tests have one of its actors fail.
     pub(crate) fn at(&self, point: &'static str) {
         fail_point(point, self.stream.as_bytes());
+    }
+
+    /// The server has said that the group does not exist. One of its readers makes it again, if that is
+    /// wanted, even if none has room to read.
+    pub(crate) fn notice_missing(&self) {
+        for subscription in self.each_subscription() {
+            if subscription.plan.settings.create_group {
+                self.missing.store(true, Ordering::Release);
+            }
+            self.in_flight.nudge(subscription.source.index);
+        }
     }
 
     /// Nothing more is started and nothing kept from others. Returns who has to stop.
