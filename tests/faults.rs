@@ -1524,3 +1524,375 @@ async fn b49_a_handler_that_blocks_its_thread_past_its_deadline_loses_its_entry_
     assert_eq!(server.xlen(&stream), 3);
     assert_eq!((recorder.count(), there.count(), here.count()), (3, 1, 0));
 }
+
+/// Has everything wait for the gate, and then asks for one retry.
+fn retrying_behind(gate: &Gate) -> Recorder {
+    let gate = gate.clone();
+    Recorder::running(move |call| {
+        let gate = gate.clone();
+        async move {
+            gate.passed().await;
+            Ok(if call.attempt == 1 {
+                Outcome::Retry
+            } else {
+                Outcome::Ack
+            })
+        }
+    })
+}
+
+fn is_remade(event: &Event) -> Option<()> {
+    matches!(event, Event::GroupRemade { .. }).then_some(())
+}
+
+/// A reader that has no room does not read, and a verdict that makes a copy finds no group: nobody would make
+/// it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_made_again_when_all_that_is_in_hand_waits_for_it() {
+    let server = Server::start(Version::Redis70);
+    let stream = stream_of(&server, "no-room");
+    let gate = Gate::closed();
+    let recorder = retrying_behind(&gate);
+    let tail = Subscription::tail(&*stream).max_in_flight(1).block(ms(500));
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 2);
+    recorder.reaches(1).await;
+    server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+    gate.open();
+    heard.wait("the group is made again", is_remade).await;
+    // Both, and a copy of each.
+    recorder.reaches(4).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (4, 4));
+    heard.assert_nobody_crashed();
+}
+
+/// A group that was made again and in which nothing could be registered has to be looked after once more:
+/// the next read finds nothing wrong with it, and a verdict that makes a copy finds nothing pending.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_hand_is_registered_in_a_group_that_was_made_again_however_often_that_fails() {
+    let server = Server::start(Version::Redis70);
+    let proxy = FaultProxy::start(server.port());
+    let stream = stream_of(&server, "registered");
+    let gate = Gate::closed();
+    let recorder = retrying_behind(&gate);
+    let tail = Subscription::tail(&*stream).block(ms(500));
+    let supervisor = Supervisor::start(topology(&proxy.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 1);
+    recorder.reaches(1).await;
+    // The script that registers, as it is sent when the server does not know it, and as often as the client
+    // sends it by itself.
+    let lost: Vec<_> = (0..4)
+        .map(|_| proxy.drop_next_request("EVAL anew"))
+        .collect();
+    server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+    eventually(SOON, "it is lost", || lost.iter().all(Fault::happened)).await;
+    eventually(LATER, "what runs is in hand again", || {
+        server.xpending_count(&stream, GROUP) == 1
+    })
+    .await;
+    heard.wait("the group is made again", is_remade).await;
+    gate.open();
+    recorder.reaches(2).await;
+    all_acknowledged(&server, &stream).await;
+    supervisor.shutdown().await.unwrap();
+    assert_eq!((recorder.count(), recorder.distinct()), (2, 2));
+    heard.assert_nobody_crashed();
+}
+
+/// B7: whatever ended a blocked read ended the loop. B5: on older servers nothing ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn b5_b7_nothing_that_happens_to_a_blocked_read_ends_the_reading() {
+    for version in Version::ALL {
+        let server = Server::start(version);
+        let stream = stream_of(&server, "b7");
+        let recorder = Recorder::acking();
+        let tail = Subscription::tail(&*stream).block(Duration::from_secs(1));
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        let mut expected = 0;
+        for fault in [
+            "nothing",
+            "UNBLOCK TIMEOUT",
+            "UNBLOCK ERROR",
+            "DEL",
+            "RENAME",
+            "FLUSHALL",
+        ] {
+            let id = eventually_some(SOON, "a blocked read", || blocked_reader(&server)).await;
+            let other = unique("elsewhere");
+            match fault {
+                "nothing" => Reply::Nil,
+                "UNBLOCK TIMEOUT" => server.command(&["CLIENT", "UNBLOCK", &id, "TIMEOUT"]),
+                "UNBLOCK ERROR" => server.command(&["CLIENT", "UNBLOCK", &id, "ERROR"]),
+                "DEL" => server.command(&["DEL", &stream]),
+                "RENAME" => server.command(&["RENAME", &stream, &other]),
+                _ => server.command(&["FLUSHALL"]),
+            };
+            fill(&server, &stream, 3);
+            expected += 3;
+            recorder.reaches(expected).await;
+            eventually(SOON, "they are acknowledged", || {
+                let groups = server.command(&["XPENDING", &stream, GROUP]);
+                groups.as_error().is_none() && groups.as_array()[0].as_int() == 0
+            })
+            .await;
+            assert_eq!(recorder.count(), expected, "{version}: {fault}");
+        }
+        heard.assert_nobody_crashed();
+        supervisor.shutdown().await.unwrap();
+        let reads = server.commandstat("xreadgroup");
+        assert!(reads < 500, "{version}: {reads} reads");
+    }
+}
+
+/// The id of a reader's connection that waits in a read.
+fn blocked_reader(server: &Server) -> Option<String> {
+    let connections = server.client_list();
+    let line = connections
+        .iter()
+        .find(|line| line.contains("cmd=xreadgroup") && line.contains(" flags=b "))?;
+    let id = line.split(' ').next()?.strip_prefix("id=")?;
+    Some(id.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b7_b92_a_stream_that_is_overwritten_blocks_its_subscription_and_no_other() {
+    let server = Server::start(Server::default_version());
+    let (stream, other) = (
+        stream_of(&server, "overwritten"),
+        stream_of(&server, "other"),
+    );
+    let recorder = Recorder::acking();
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .subscribe(recorder.on(Subscription::tail(&*stream).named("it").block(ms(500))))
+            .subscribe(recorder.on(Subscription::tail(&*other).named("other").block(ms(500)))),
+    )
+    .await
+    .unwrap();
+    let heard = Heard::of(&supervisor);
+    fill(&server, &stream, 1);
+    recorder.reaches(1).await;
+    server.command(&["SET", &stream, "text"]);
+    let error = heard
+        .wait("it is blocked", |event| match event {
+            Event::Blocked {
+                subscription,
+                error,
+            } if **subscription == *"it" => Some(error.clone()),
+            _ => None,
+        })
+        .await;
+    assert!(error.contains("WRONGTYPE"), "{error}");
+    fill(&server, &other, 100);
+    recorder.reaches(101).await;
+    all_acknowledged(&server, &other).await;
+    // A stop does not wait for it.
+    supervisor.shutdown().await.unwrap();
+    heard.assert_nobody_crashed();
+    assert_eq!(
+        heard.count(|event| matches!(event, Event::Blocked { .. })),
+        1
+    );
+}
+
+// ---- handlers that hang ---------------------------------------------------------------------------------
+
+/// What handlers block their threads with, until the test has ended at the latest.
+#[derive(Clone, Default)]
+struct Blockade(Arc<AtomicBool>);
+
+impl Blockade {
+    fn stand(&self) {
+        while !self.0.load(Ordering::SeqCst) {
+            std::thread::sleep(ms(5));
+        }
+    }
+
+    fn end(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+struct EndOf(Blockade);
+
+impl Drop for EndOf {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_hangs_holds_up_nothing_but_its_own_entry() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "holds-up");
+    let recorder = Recorder::running(|call| async move {
+        if call.text() == "hang" {
+            std::future::pending::<()>().await;
+        }
+        Ok(Outcome::Ack)
+    });
+    let tail = Subscription::tail(&*stream).workers(2);
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .shutdown_timeout(ms(500))
+            .subscribe(recorder.on(tail)),
+    )
+    .await
+    .unwrap();
+    // Handlers are known to be fast, so a worker takes many at a time.
+    fill(&server, &stream, 2_000);
+    recorder.reaches(2_000).await;
+    let bodies = (0..1_000).map(|n| if n == 10 { "hang" } else { "run" });
+    server.xadd_many(&stream, bodies.map(|body| vec![("_payload", body)]));
+    recorder.reaches(3_000).await;
+    eventually(SOON, "all others are acknowledged", || {
+        server.xpending_count(&stream, GROUP) == 1
+    })
+    .await;
+    let report = supervisor.shutdown().await.unwrap();
+    assert_eq!((report.left_running.len(), report.given_back), (1, 0));
+}
+
+/// B49: what hangs was kept fresh for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn b49_a_handler_past_its_deadline_is_ended_and_its_entry_retried_up_to_the_cap() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b49");
+    let dead = format!("{stream}.dead");
+    let recorder = Recorder::running(|call| async move {
+        let hangs = match call.text() {
+            "for ever" => true,
+            "once" => call.attempt == 1,
+            _ => false,
+        };
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        Ok(Outcome::Ack)
+    });
+    let retry = RetryPolicy::exponential(ms(10)).max_attempts(3);
+    let tail = Subscription::tail(&*stream)
+        .workers(2)
+        .handler_timeout(ms(300))
+        .retry(retry.then_dead_letter())
+        .dead_letter(&*dead);
+    let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+        .await
+        .unwrap();
+    let heard = Heard::of(&supervisor);
+    for body in ["once", "for ever", "good", "good"] {
+        server.xadd(&stream, &[("_payload", body)]);
+    }
+    eventually(SOON, "it is dead", || server.xlen(&dead) == 1).await;
+    all_acknowledged(&server, &stream).await;
+    let of = |body: &str| -> Vec<u64> {
+        let calls = recorder.calls().into_iter();
+        calls
+            .filter(|call| call.text() == body)
+            .map(|call| call.attempt)
+            .collect()
+    };
+    assert_eq!(of("once"), [1, 2]);
+    assert_eq!(of("for ever"), [1, 2, 3]);
+    assert_eq!(of("good"), [1, 1]);
+    assert_eq!(recorder.running_now(), 0);
+    let crashes = heard.pick(|event| match event {
+        Event::Crashed { error, .. } => Some(error.clone()),
+        _ => None,
+    });
+    assert_eq!(crashes.len(), 4);
+    assert!(
+        crashes.iter().all(|error| error.contains("deadline")),
+        "{crashes:?}"
+    );
+    supervisor.shutdown().await.unwrap();
+}
+
+/// B49, for code that nobody can interrupt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn b49_a_handler_that_blocks_its_thread_past_its_deadline_loses_its_entry_to_others() {
+    let server = Server::start(Server::default_version());
+    let stream = stream_of(&server, "b49-blocks");
+    let blockade = Blockade::default();
+    let _end = EndOf(blockade.clone());
+    let recorder = Recorder::running({
+        let blockade = blockade.clone();
+        move |call| {
+            std::future::ready(Ok(match call.text() {
+                "block" => {
+                    blockade.stand();
+                    Outcome::Retry
+                }
+                _ => Outcome::Ack,
+            }))
+        }
+    });
+    let here = Recorder::acking();
+    let tail = Subscription::tail(&*stream)
+        .workers(1)
+        .handler_timeout(ms(300))
+        .dead_letter(format!("{stream}.dead"));
+    // Its own process looks more often than the other, and must not keep the entry from it.
+    let own = Subscription::reclaim(&*stream, ms(300)).block(ms(50));
+    let supervisor = Supervisor::start(
+        topology(&server.url())
+            .shutdown_timeout(Duration::from_secs(3))
+            .subscribe(recorder.on(tail))
+            .subscribe(here.on(own)),
+    )
+    .await
+    .unwrap();
+    let heard = Heard::of(&supervisor);
+    let blocks = server.xadd(&stream, &[("_payload", "block")]);
+    let abandoned = heard
+        .wait("it is given up", |event| match event {
+            Event::Abandoned { id, .. } => Some(id.to_string()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(abandoned, blocks);
+    // Its worker was replaced.
+    let next = server.xadd(&stream, &[("_payload", "good")]);
+    eventually(SOON, "another entry is handled", || {
+        !recorder.calls_of(&next).is_empty()
+    })
+    .await;
+
+    let there = Recorder::acking();
+    let reclaim = Subscription::reclaim(&*stream, Duration::from_secs(2)).block(ms(50));
+    let other = Supervisor::start(topology(&server.url()).subscribe(there.on(reclaim)))
+        .await
+        .unwrap();
+    eventually(SOON, "the other process has it", || {
+        !there.calls_of(&blocks).is_empty()
+    })
+    .await;
+    assert_eq!(there.calls_of(&blocks)[0].attempt, 2);
+    assert!(
+        here.calls_of(&blocks).is_empty(),
+        "it ran twice at a time here"
+    );
+    blockade.end();
+    eventually(SOON, "the call ends", || recorder.running_now() == 0).await;
+    // What it said is not heard: no copy is made of what is not ours.
+    let last = server.xadd(&stream, &[("_payload", "good")]);
+    eventually(SOON, "a later entry is handled", || {
+        !recorder.calls_of(&last).is_empty()
+    })
+    .await;
+    supervisor.shutdown().await.unwrap();
+    other.shutdown().await.unwrap();
+    assert_eq!(server.xlen(&stream), 3);
+    assert_eq!((recorder.count(), there.count(), here.count()), (3, 1, 0));
+}

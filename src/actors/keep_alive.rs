@@ -193,6 +193,9 @@ impl KeepAliveState {
                 }
                 Err(error @ ServerError::Malformed(_)) => return Err(error.into()),
                 Err(error) => {
+                    if matches!(error, ServerError::GroupGone(_)) {
+                        group.notice_missing();
+                    }
                     // Tried again at the next turn; said once.
                     if !std::mem::replace(&mut self.failing, true) {
                         let entries = aging.len();

@@ -229,6 +229,13 @@ impl Actor for Reader {
 
 impl ReaderState {
     async fn round(&mut self) -> Result<(), ServerError> {
+        let settings = &self.subscription.plan.settings;
+        if settings.create_group && self.subscription.group.missing.load(Ordering::Acquire) {
+            // Somebody else was told so. Or this reader was, and had no answer when it registered what is in
+            // hand; reading would not tell it so again.
+            let group = &self.subscription.group.group;
+            return Err(ServerError::GroupGone(format!("there was no {group}")));
+        }
         let Some(connection) = self.connection().await? else {
             return Ok(());
         };

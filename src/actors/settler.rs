@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::sync::watch;
+use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use super::condition::Part;
 use super::delays::Delays;
@@ -66,7 +66,9 @@ enum Answer {
 pub(crate) struct SettlerState {
     tree: Arc<Tree>,
     group: Arc<GroupState>,
-    under_way: FuturesUnordered<BoxFuture<'static, Answer>>,
+    /// Each answer with the word that the group is not made again meanwhile, kept until the answer was
+    /// taken.
+    under_way: FuturesUnordered<BoxFuture<'static, (Answer, OwnedRwLockReadGuard<()>)>>,
     lines: Lines,
     order: watch::Receiver<Order>,
 }
@@ -183,7 +185,7 @@ impl Actor for Settler {
         let wake = state.wakes_at();
         let group = Arc::clone(&state.group);
         tokio::select! {
-            Some(answer) = state.under_way.next() => state.take(answer)?,
+            Some((answer, _whole)) = state.under_way.next() => state.take(answer)?,
             () = group.queue.work() => {}
             () = tokio::time::sleep_until(wake.into()) => {}
             _ = state.order.changed() => {}
@@ -201,57 +203,70 @@ impl SettlerState {
         let group = Arc::clone(&self.group.group);
         let deletes = self.group.deletes();
         let delete = deletes.then(|| self.tree.capabilities.delete_acked());
+        let whole = || Arc::clone(&self.group.whole).read_owned();
+        // In a group that was just made again, what is in hand and not registered yet is pending for nobody
+        // and looks settled. Once readers stop nobody makes it again.
+        let missing = self.group.missing.load(Ordering::Acquire);
+        let stands_still = missing && !self.order.borrow().stop_reading;
         if self.lines[Kind::Acks].is_free(now) {
             let ids = self.group.queue.take_acks();
             if !ids.is_empty() {
                 self.group.at("settler.acks");
                 self.lines[Kind::Acks].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
+                let whole = whole();
                 self.under_way.push(Box::pin(async move {
+                    let whole = whole.await;
                     let stored = settle::acknowledge(&connection, &group, &ids, delete).await;
-                    Answer::Acks(ids, stored)
+                    (Answer::Acks(ids, stored), whole)
                 }));
             }
         }
         // Their scripts ask who owns an entry, and cannot tell two processes of one name apart.
-        let named = self.group.has_its_names(now);
-        if named && self.lines[Kind::Copies].is_free(now) {
+        let copies = self.group.has_its_names(now) && !stands_still;
+        if copies && self.lines[Kind::Copies].is_free(now) {
             let jobs = self.group.queue.take_copies();
             if !jobs.is_empty() {
                 self.group.at("settler.copies");
                 self.lines[Kind::Copies].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
+                let whole = whole();
                 self.under_way.push(Box::pin(async move {
+                    let whole = whole.await;
                     let outcomes = copy(&connection, &group, &jobs, delete).await;
-                    Answer::Copies(jobs, outcomes)
+                    (Answer::Copies(jobs, outcomes), whole)
                 }));
             }
         }
-        if named && self.lines[Kind::Due].is_free(now) {
+        if copies && self.lines[Kind::Due].is_free(now) {
             let jobs = self.group.queue.take_due(now);
             if !jobs.is_empty() {
                 self.group.at("settler.due");
                 self.lines[Kind::Due].busy = true;
                 let (connection, group) = (Arc::clone(&connection), Arc::clone(&group));
+                let whole = whole();
                 self.under_way.push(Box::pin(async move {
                     let parked: Vec<_> = jobs.iter().map(parked).collect();
+                    let whole = whole.await;
                     let outcomes = settle::copy_parked(&connection, &group, &parked, delete).await;
-                    Answer::Due(jobs, outcomes)
+                    (Answer::Due(jobs, outcomes), whole)
                 }));
             }
         }
-        if self.lines[Kind::Starts].is_free(now) {
+        if self.lines[Kind::Starts].is_free(now) && !stands_still {
             let jobs = self.group.queue.take_starts();
             if !jobs.is_empty() {
                 self.group.at("settler.starts");
                 self.lines[Kind::Starts].busy = true;
+                let whole = whole();
                 self.under_way.push(Box::pin(async move {
                     let starts: Vec<_> = jobs
                         .iter()
                         .map(|job| (job.id, Arc::clone(&job.owner), job.count))
                         .collect();
+                    let whole = whole.await;
                     let outcomes = settle::count_starts(&connection, &group, &starts).await;
-                    Answer::Starts(jobs, outcomes)
+                    (Answer::Starts(jobs, outcomes), whole)
                 }));
             }
         }
@@ -379,6 +394,10 @@ impl SettlerState {
         }
         match error {
             ServerError::Malformed(_) => Err(error.clone()),
+            ServerError::GroupGone(_) => {
+                self.group.notice_missing();
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

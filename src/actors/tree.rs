@@ -117,6 +117,13 @@ pub(crate) struct GroupState {
     pub given_up: AtomicBool,
     /// Nobody is in it any more: its settler ends.
     pub retired: AtomicBool,
+    /// The server has said that the group does not exist, and what is in hand is not registered yet in the
+    /// one that is made in its place: until then an entry that is pending for nobody was not settled by
+    /// somebody else.
+    pub missing: AtomicBool,
+    /// Held by every batch on its way, and by whoever makes the group again, alone: what is settled in
+    /// between would be registered, and stay pending for ever.
+    pub whole: Arc<tokio::sync::RwLock<()>>,
 }
 
 /// For how long a round of the keep-alive makes it certain that nobody else takes what is in hand: no entry
@@ -695,6 +702,8 @@ impl GroupState {
             acknowledged: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            missing: AtomicBool::new(false),
+            whole: Arc::default(),
         }
     }
 
@@ -749,6 +758,17 @@ impl GroupState {
 
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
+    }
+
+    /// The server has said that the group does not exist. One of its readers makes it again, if that is
+    /// wanted, even if none has room to read.
+    pub(crate) fn notice_missing(&self) {
+        for subscription in self.each_subscription() {
+            if subscription.plan.settings.create_group {
+                self.missing.store(true, Ordering::Release);
+            }
+            self.in_flight.nudge(subscription.source.index);
+        }
     }
 
     /// Nothing more is started and nothing kept from others. Returns who has to stop.

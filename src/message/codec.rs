@@ -297,6 +297,27 @@ mod tests {
     }
 
     #[test]
+    fn a_number_is_read_as_it_was_written() {
+        for number in [
+            0.1,
+            37_095_516_151_844_674_407_370_955_161.0,
+            5.551_115_123_125_783e-17,
+            2.041_694_201_525_630_8,
+            f64::MIN_POSITIVE,
+            f64::MAX,
+        ] {
+            let body = Json::encode(&number).unwrap();
+            let entry = Entry::new(EntryId::new(1, 0), [("_payload", body)]);
+            let read = <Json as Codec<f64>>::decode(&Json, &entry).unwrap();
+            assert_eq!(
+                read.to_bits(),
+                number.to_bits(),
+                "{number:e} became {read:e}"
+            );
+        }
+    }
+
+    #[test]
     fn json_wants_a_payload_and_raw_does_not() {
         let bare = entry(&[("id", b"7")]);
         let error = <Json as Codec<u64>>::decode(&Json, &bare).unwrap_err();

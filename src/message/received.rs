@@ -59,6 +59,8 @@ pub(crate) struct Received {
     /// What the server told of a recovered entry, as headers.
     told: Vec<(&'static str, String)>,
     lost: AtomicBool,
+    /// The server has counted its start.
+    counted: AtomicBool,
     returns: AtomicU32,
 }
 
@@ -109,6 +111,7 @@ impl Received {
             fresh,
             told,
             lost: AtomicBool::new(false),
+            counted: AtomicBool::new(fresh),
             returns: AtomicU32::new(0),
         }
     }
@@ -125,6 +128,20 @@ impl Received {
     /// The server's count before the coming start.
     pub(crate) fn count_before(&self) -> u64 {
         self.delivery_count.saturating_sub(1)
+    }
+
+    /// The server has counted its start.
+    pub(crate) fn start_counted(&self) {
+        self.counted.store(true, Ordering::Release);
+    }
+
+    /// The server's count as it is.
+    pub(crate) fn count_now(&self) -> u64 {
+        if self.counted.load(Ordering::Acquire) {
+            self.delivery_count
+        } else {
+            self.count_before()
+        }
     }
 
     /// Another consumer owns it now.

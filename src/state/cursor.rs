@@ -69,9 +69,14 @@ impl Cursor {
         self.registered
     }
 
-    /// The group's position on the server, read again: it is the truth.
+    /// The group's position on the server, read again: it is the truth. With reads on their way it may lie
+    /// beyond what they bring, and their outcome may yet turn out unknown: then it is only followed back.
     pub(crate) fn follow(&mut self, last_delivered: EntryId) {
-        self.registered = last_delivered;
+        self.registered = if self.outstanding > 0 {
+            self.registered.min(last_delivered)
+        } else {
+            last_delivered
+        };
     }
 
     /// A fresh read is about to be sent.
@@ -206,6 +211,23 @@ mod tests {
         assert_eq!(cursor.recovery_due(now), Some(id(30)));
         cursor.recovered(None, now, BLOCK);
         assert!(!cursor.is_recovering());
+    }
+
+    #[test]
+    fn the_floor_does_not_follow_the_group_beyond_what_a_read_on_its_way_may_bring() {
+        let mut cursor = started();
+        read(&mut cursor, 20);
+        cursor.sent();
+        // Another subscription of the group has looked where it stands.
+        cursor.follow(id(30));
+        cursor.lose_track();
+        assert_eq!(cursor.recovery_due(Instant::now()), Some(id(20)));
+        let mut cursor = started();
+        cursor.follow(id(30));
+        assert_eq!(cursor.mark(), id(30));
+        cursor.sent();
+        cursor.follow(id(25));
+        assert_eq!(cursor.mark(), id(25));
     }
 
     #[test]

@@ -462,7 +462,7 @@ impl InFlight {
     /// Everything held, with the consumer that owns it and the server's count of its deliveries.
     pub(crate) fn owned(&self) -> Vec<(EntryId, Arc<str>, u64)> {
         let count = |what: &What| match what {
-            What::InHand(received) => received.delivery_count,
+            What::InHand(received) => received.count_now(),
             What::Parked { .. } | What::Abandoned { .. } => 1,
         };
         let table = lock(&self.table);
@@ -641,6 +641,22 @@ mod tests {
         held.register(vec![received(1, 1)], Instant::now());
         held.hand_back(&given_back);
         assert_eq!((held.usage(0).entries, held.usage(1).entries), (0, 1));
+    }
+
+    #[test]
+    fn what_waits_is_registered_as_often_as_it_was_started() {
+        let held = group_of(1);
+        let entry = Entry::new(id(2), [("f", "v")]);
+        let waiting = Received::recovered(entry, &source(0), 1, Duration::ZERO);
+        let held_now = held.register(vec![received(1, 0), waiting], Instant::now());
+        let counts = || {
+            let mut owned = held.owned();
+            owned.sort();
+            owned.into_iter().map(|(.., count)| count)
+        };
+        assert!(counts().eq([1, 1]));
+        held_now[1].start_counted();
+        assert!(counts().eq([1, 2]));
     }
 
     #[tokio::test]

@@ -149,6 +149,11 @@ impl SettleQueue {
         }
     }
 
+    /// What was not to be sent may be by now.
+    pub(crate) fn look_again(&self) {
+        self.work.notify_one();
+    }
+
     /// Returns when there may be something new to send.
     pub(crate) async fn work(&self) {
         self.waits.store(true, Ordering::Release);

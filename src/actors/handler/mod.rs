@@ -239,6 +239,7 @@ impl Post {
         };
         match answer {
             Ok(StartAnswer::Counted) => {
+                next.start_counted();
                 self.subscription.at("handler.counted");
                 return true;
             }

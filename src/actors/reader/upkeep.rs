@@ -71,13 +71,17 @@ pub(super) async fn remake_group(
     tree: &Tree,
     subscription: &SubscriptionState,
 ) -> Result<(), ServerError> {
-    let in_group = subscription.group.each_subscription();
+    let group = &subscription.group;
+    // Nothing is settled from here on until what is in hand is registered.
+    let _alone = group.whole.write().await;
+    group.missing.store(true, Ordering::Release);
+    let in_group = group.each_subscription();
     let mark = in_group
         .iter()
         .map(|other| other.cursor().mark())
         .max()
         .unwrap_or_default();
-    let mut owned = subscription.group.in_flight.owned();
+    let mut owned = group.in_flight.owned();
     for other in &in_group {
         // What it gave back it will take up again.
         let consumer = &other.source.consumer;
@@ -88,14 +92,9 @@ pub(super) async fn remake_group(
         .iter()
         .map(|(id, consumer, count)| (*id, &**consumer, *count))
         .collect();
-    let remade = group::remake(
-        &tree.settling,
-        &subscription.group.group,
-        mark,
-        true,
-        &in_hand,
-    )
-    .await?;
+    let remade = group::remake(&tree.settling, &group.group, mark, true, &in_hand).await?;
+    group.missing.store(false, Ordering::Release);
+    group.queue.look_again();
     for other in in_group {
         other.cursor().follow(remade.last_delivered);
     }
