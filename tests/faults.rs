@@ -562,6 +562,10 @@ async fn b55_after_a_flush_a_process_that_dies_is_noticed_and_live_work_is_left_
         doomed.running_now() == 8 && living.running_now() == 8
     })
     .await;
+    // For longer than either would need to take the other's for left behind.
+    let began = Instant::now();
+    eventually(SOON, "they run for long", || began.elapsed() > 2 * min_idle).await;
+    assert_eq!((doomed.count(), living.count()), (8, 8));
     dies.actor().kill();
     drop(dies);
     eventually(SOON, "what it had is in the other's hands", || {
