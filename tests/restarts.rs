@@ -772,7 +772,6 @@ async fn b108_a_worker_that_panics_while_it_stops_does_not_hold_up_the_stop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a supervisor that ends its children does not hear of how they end"]
 async fn b108_a_worker_that_panics_while_it_stops_is_told_of() {
     for _ in 0..10 {
         let (_, heard, child) = panics_at_the_end().await;

@@ -94,8 +94,14 @@ impl SupervisorState {
         }
     }
 
-    /// Everybody has been told to end: waits for it, a moment, and closes the connections last.
-    pub(super) async fn end(&mut self, report: ShutdownReport, deadline: Instant) {
+    /// Tells everybody to end, and waits for it, a moment. How they ended is heard before the message that this
+    /// casts.
+    pub(super) async fn end(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        report: ShutdownReport,
+        deadline: Instant,
+    ) {
         let deadline = deadline.max(Instant::now() + LAST_MOMENT);
         self.tree.order.send_modify(|order| {
             order.stop_reading = true;
@@ -104,11 +110,21 @@ impl SupervisorState {
         let cells: Vec<ActorCell> = self.cells.drain().map(|(_, cell)| cell).collect();
         let within = deadline.saturating_duration_since(Instant::now());
         let ended = cells.iter().map(|cell| async move {
-            if cell.wait(Some(within.min(LAST_WORD))).await.is_err() {
+            let ended = cell.wait(Some(within.min(LAST_WORD))).await;
+            (cell, ended.is_ok())
+        });
+        for (cell, has_ended) in futures_util::future::join_all(ended).await {
+            if !has_ended {
+                // That it did not end is in the report.
+                self.children.remove(&cell.get_id());
                 cell.kill();
             }
-        });
-        futures_util::future::join_all(ended).await;
+        }
+        let _ = myself.cast(SupervisorMessage(Message::EveryoneEnded(report, deadline)));
+    }
+
+    /// Closes the connections, and says how it ended.
+    pub(super) async fn close(&mut self, report: ShutdownReport, deadline: Instant) {
         let deadline = deadline.max(Instant::now() + LAST_MOMENT);
         let closed = self.tree.close_connections();
         if timeout_at(deadline.into(), closed).await.is_err() {

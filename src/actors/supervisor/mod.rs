@@ -52,6 +52,8 @@ pub(crate) enum Message {
     Shutdown,
     /// The drain is over; all the rest should be by this time.
     Drained(ShutdownReport, Instant),
+    /// All children have ended, and been heard of.
+    EveryoneEnded(ShutdownReport, Instant),
     /// Take a subscription in.
     Add(Box<Addition>),
     /// Take a subscription out.
@@ -164,7 +166,10 @@ impl Actor for SupervisorActor {
             Message::Remove(removal) => state.remove(&myself, removal).await,
             Message::Stopped(number, report) => state.take_out(number, report),
             Message::Drained(report, deadline) => {
-                state.end(report, deadline).await;
+                state.end(&myself, report, deadline).await;
+            }
+            Message::EveryoneEnded(report, deadline) => {
+                state.close(report, deadline).await;
                 if let Some(failure) = state.failure.take() {
                     // The parent, if there is one, learns of it as of any failed actor.
                     return Err(failure.into());
@@ -331,6 +336,9 @@ impl SupervisorState {
             child: self.child(key),
             error: error.clone(),
         });
+        if self.tree.order.borrow().stop {
+            return;
+        }
         match key {
             Key::Reader(number) => {
                 self.cut_reader_off(number);
@@ -349,9 +357,8 @@ impl SupervisorState {
                     within: Duration::ZERO,
                     error,
                 });
-                self.end(ShutdownReport::default(), Instant::now() + LAST_WORD)
-                    .await;
-                myself.stop(None);
+                let deadline = Instant::now() + LAST_WORD;
+                self.end(myself, ShutdownReport::default(), deadline).await;
             }
             _ => self.start_again(myself, key, error).await,
         }
