@@ -145,11 +145,10 @@ impl Scope {
         }
     }
 
-    /// How many verdicts were stored so far.
-    fn stored(&self, tree: &Tree) -> u64 {
+    /// How many verdicts were stored so far in these groups.
+    fn stored(&self, groups: &[Arc<GroupState>]) -> u64 {
         match self {
             Scope::Tree => {
-                let groups = tree.groups();
                 let stored = groups
                     .iter()
                     .map(|it| it.acknowledged.load(Ordering::Relaxed));
@@ -186,7 +185,9 @@ async fn drain(
     deadline: Instant,
 ) -> ShutdownReport {
     let for_handlers = deadline - RESERVE.min(tree.shutdown_timeout / 5);
-    let stored_before = scope.stored(tree);
+    // One that is taken out meanwhile, by a removal that was under way, still counts.
+    let groups = tree.groups();
+    let stored_before = scope.stored(&groups);
     let subscriptions = scope.subscriptions(tree);
 
     scope.close(tree);
@@ -231,7 +232,7 @@ async fn drain(
         tree.order.send_modify(|order| order.stop = true);
     }
     ShutdownReport {
-        settled: scope.stored(tree) - stored_before,
+        settled: scope.stored(&groups).saturating_sub(stored_before),
         given_back: given_back.into_inner(),
         left_running,
         unsettled,
