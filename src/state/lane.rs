@@ -180,6 +180,15 @@ impl Lane {
         ended.into()
     }
 
+    /// Ends everything that runs.
+    pub(super) fn end_all(&self) -> Vec<Run> {
+        let mut inner = self.lock();
+        inner.unseen = 0;
+        let running = std::mem::take(&mut inner.running);
+        self.settling.fetch_add(running.len(), Ordering::AcqRel);
+        running.into()
+    }
+
     /// Ends what hangs: everything that was called, or of what an actor was given the oldest, which is what it
     /// is at. What lies behind that in the mailbox of an actor that is given up is returned too.
     pub(super) fn end_hung(&self, with_mailbox: bool) -> (Vec<Run>, Vec<Run>) {

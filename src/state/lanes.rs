@@ -572,6 +572,17 @@ impl Lanes {
         self.settled(&lane, hung.len());
     }
 
+    /// Gives up everything that runs, here or elsewhere: `settle` gets it. What was dropped has no verdict.
+    pub(crate) fn abandon(&self, mut settle: impl FnMut(&Arc<Received>)) {
+        for lane in self.each() {
+            let runs = lane.end_all();
+            runs.iter().map(|run| &run.received).for_each(&mut settle);
+            self.settled(&lane, runs.len());
+            let dropped = lane.take_dropped();
+            self.settled(&lane, dropped.len());
+        }
+    }
+
     /// The verdicts of so many runs have been given. Until then they count as going on, so that whoever
     /// waits for quiet finds the verdicts where verdicts are.
     fn settled(&self, lane: &Lane, runs: usize) {
