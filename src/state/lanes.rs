@@ -709,6 +709,20 @@ impl Lanes {
             .await;
     }
 
+    /// Returns when something that was started has come back without a look; only after
+    /// [`close`](Self::close) or [`hold`](Self::hold).
+    pub(crate) async fn returned(&self) {
+        loop {
+            let told = self.quiet.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if self.waiting() > 0 {
+                return;
+            }
+            told.await;
+        }
+    }
+
     async fn until_no(&self, is: impl Fn(&Lane) -> bool) {
         loop {
             let told = self.quiet.notified();

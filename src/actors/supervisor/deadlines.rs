@@ -39,6 +39,10 @@ impl SupervisorState {
             let deadline = subscription.plan.settings.handler_timeout;
             for worker in 0..subscription.lanes.all() {
                 let key = Key::Handler(number, worker);
+                if subscription.is_over() && !self.cells.contains_key(&key) {
+                    // What outlived a worker that has no replacement.
+                    subscription.sort_out_dropped(worker, false, "dropped without a verdict");
+                }
                 let Some(running) = subscription.lanes.running(worker) else {
                     self.watched.remove(&key);
                     continue;

@@ -534,10 +534,21 @@ impl SupervisorState {
         for subscription in subscriptions {
             subscription.hold(Reason::Failed);
             subscription.group.queue.cancel_starts();
-            let reader = self.cells.get(&Key::Reader(subscription.number)).cloned();
+            let mut reader = self.cells.get(&Key::Reader(subscription.number)).cloned();
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
-                rest(&tree, &subscription, reader, &AtomicU64::new(0)).await;
+                let (mut order, mut hold) = (tree.order.subscribe(), subscription.hold.subscribe());
+                loop {
+                    rest(&tree, &subscription, reader.take(), &AtomicU64::new(0)).await;
+                    tokio::select! {
+                        biased;
+                        // From here on whoever stops it sees to that.
+                        _ = order.wait_for(|order| order.stop_reading) => return,
+                        _ = hold.wait_for(|hold| hold.is_for(Reason::Removed)) => return,
+                        // From an actor that has ended meanwhile.
+                        () = subscription.lanes.returned() => {}
+                    }
+                }
             });
         }
     }
