@@ -86,6 +86,20 @@ impl SupervisorState {
         }
     }
 
+    /// The actor that ran past its deadline has ended, and what it was ended for is held elsewhere: by a task,
+    /// perhaps, that nobody can end. It is given up, or it would cost the next actor its life.
+    pub(super) fn give_up_what_outlived(&self, number: usize, worker: usize, hung: &Watched) {
+        let Some(subscription) = self.tree.subscription(number) else {
+            return;
+        };
+        let oldest = subscription.lanes.running(worker);
+        if oldest.is_some_and(|it| it.number == hung.run) {
+            subscription.lanes.give_up(worker, false, |received| {
+                abandon(&subscription, received.id());
+            });
+        }
+    }
+
     /// A killed handler still runs: it is in a call that cannot be interrupted. Its worker is replaced,
     /// and the entry is left to whoever takes it over.
     async fn abandon(

@@ -316,9 +316,9 @@ impl SupervisorState {
             }
             return;
         };
-        let watched = self.watched.remove(&key);
+        let hung = self.watched.remove(&key).filter(|it| it.killed);
         // It may have died of something else in the same moment.
-        if watched.is_some_and(|it| it.killed) && error == KILLED {
+        if hung.is_some() && error == KILLED {
             error = "its handler ran past its deadline and was ended".to_owned();
         }
         if let Key::Reader(number) | Key::Handler(number, _) = key
@@ -337,6 +337,9 @@ impl SupervisorState {
             }
             Key::Handler(number, worker) => {
                 self.handler_died(myself, number, worker, error).await;
+                if let Some(hung) = hung {
+                    self.give_up_what_outlived(number, worker, &hung);
+                }
             }
             // What it was to stop starts nothing any more; what it has not seen to stays pending.
             Key::Removal(number) => self.take_out(number, ShutdownReport::default()),
