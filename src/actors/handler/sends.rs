@@ -201,11 +201,11 @@ impl Sends {
         let subscription = &post.subscription;
         subscription.at("handler.started");
         let delivered = self.target.deliver(run.number, Context::new(run.received));
-        if let Err(undecodable) = delivered {
+        if let Err(verdict) = delivered {
             subscription
                 .lanes
                 .finish(&post.seat, run.number, |received| {
-                    subscription.settle(received, undecodable);
+                    subscription.settle(received, verdict);
                 });
         }
         subscription.at("handler.sent");
