@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{ActorCell, ActorProcessingErr};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::absent::Absent;
 use super::{Next, Post, Running, TargetGone};
@@ -135,7 +135,9 @@ impl Sends {
                 if self.forwards.is_none() {
                     // Messages that the application sent it are handled before it ends.
                     let _ = self.target.cell().drain();
-                    self.ended().await;
+                    if timeout(post.patience(), self.ended()).await.is_err() {
+                        self.target.cell().kill();
+                    }
                 }
                 return Ok(Next::End);
             }
