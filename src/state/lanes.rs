@@ -323,8 +323,13 @@ impl Lanes {
 
     /// Wakes the worker that fell idle last: its memory is the warmest.
     fn wake_one(&self, buffer: &mut Buffer) {
-        if let Some(lane) = buffer.idle.pop().and_then(|worker| self.lane(worker)) {
-            lane.wake.notify_one();
+        while let Some(worker) = buffer.idle.pop() {
+            let lane = self.lane(worker);
+            // One that fell idle in the moment in which it was retired takes nothing any more.
+            if let Some(lane) = lane.filter(|it| !it.retired.load(Ordering::Acquire)) {
+                lane.wake.notify_one();
+                return;
+            }
         }
     }
 
@@ -1143,6 +1148,20 @@ mod tests {
                 .await
                 .is_err()
         );
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_fell_idle_while_it_was_retired_is_not_woken_in_place_of_another() {
+        let (lanes, seats) = lanes(2, false);
+        assert_eq!(lanes.take(&seats[0]), Taken::Nothing);
+        lanes.set_workers(1);
+        lanes.woken(&seats[0]).await;
+        assert_eq!(lanes.take(&seats[0]), Taken::Nothing);
+        // It had looked whether it was retired a moment before it was.
+        lock(&lanes.buffer).idle.push(1);
+        lanes.push(batch(1..=1));
+        lanes.woken(&seats[0]).await;
+        assert_eq!(lanes.take(&seats[0]), Taken::Work);
     }
 
     #[tokio::test]
