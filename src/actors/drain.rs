@@ -77,7 +77,7 @@ impl Actor for Drain {
         let message = match &state.scope {
             Scope::Tree => Message::Drained(report, deadline),
             Scope::Subscription(subscription) => {
-                state.have_ended(subscription).await;
+                state.have_ended(subscription, deadline).await;
                 Message::Stopped(subscription.number, report)
             }
         };
@@ -89,12 +89,14 @@ impl Actor for Drain {
 
 impl DrainArguments {
     /// Waits, a moment, until the actors of a subscription that has stopped have ended.
-    async fn have_ended(&self, subscription: &SubscriptionState) {
+    async fn have_ended(&self, subscription: &SubscriptionState, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let within = left.clamp(LAST_MOMENT, LAST_WORD);
         let its = self.actors.iter().filter(|(key, _)| match key {
             Key::Reader(of) | Key::Handler(of, _) => *of == subscription.number,
             _ => false,
         });
-        let ended = its.map(|(_, cell)| cell.wait(Some(LAST_WORD)));
+        let ended = its.map(|(_, cell)| cell.wait(Some(within)));
         join_all(ended).await;
     }
 }
