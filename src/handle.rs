@@ -76,31 +76,19 @@ impl Supervisor {
         };
         // However the supervisor ends, whoever waits for it learns of it and no connection stays open.
         tokio::spawn({
-            let (tree, front) = (Arc::clone(&tree), front.as_ref().ok().cloned().flatten());
+            let front = front.as_ref().ok().cloned().flatten();
+            let end = EndOfTree {
+                tree: Arc::clone(&tree),
+                ended: ended.clone(),
+            };
             async move {
                 let _ = running.await;
-                tree.order.send_modify(|order| {
+                end.tree.order.send_modify(|order| {
                     order.stop_reading = true;
                     order.stop = true;
                 });
-                tree.abort_connections();
-                tree.close();
-                tree.announcer.close();
-                ended.send_if_modified(|end| {
-                    let unknown = end.is_none();
-                    // It tells the end itself, unless it was killed or panicked.
-                    end.get_or_insert_with(|| Ended {
-                        report: ShutdownReport::default(),
-                        failure: Some(Failure {
-                            child: Child::Supervisor,
-                            restarts: 0,
-                            within: Duration::ZERO,
-                            error: "it was killed, or it panicked, before the tree had stopped"
-                                .to_owned(),
-                        }),
-                    });
-                    unknown
-                });
+                end.tree.abort_connections();
+                drop(end);
                 if let Some(front) = front {
                     let failure = ended.borrow().as_ref().and_then(|end| end.failure.clone());
                     // A front that has ended did so first.
@@ -124,6 +112,34 @@ impl Supervisor {
                 end,
             }),
         })
+    }
+}
+
+/// Tells everybody that the tree has ended. Dropped with its runtime if that goes first: then nothing of the
+/// tree runs any more, and those who wait elsewhere would wait for ever.
+struct EndOfTree {
+    tree: Arc<Tree>,
+    ended: watch::Sender<Option<Ended>>,
+}
+
+impl Drop for EndOfTree {
+    fn drop(&mut self) {
+        self.tree.close();
+        self.tree.announcer.close();
+        self.ended.send_if_modified(|end| {
+            let unknown = end.is_none();
+            // It tells the end itself, unless it was killed or panicked, or its runtime is gone.
+            end.get_or_insert_with(|| Ended {
+                report: ShutdownReport::default(),
+                failure: Some(Failure {
+                    child: Child::Supervisor,
+                    restarts: 0,
+                    within: Duration::ZERO,
+                    error: "it was killed, or it panicked, before the tree had stopped".to_owned(),
+                }),
+            });
+            unknown
+        });
     }
 }
 

@@ -79,7 +79,7 @@ impl Actor for Drain {
         let message = match &state.scope {
             Scope::Tree => Message::Drained(report, deadline),
             Scope::Subscription(subscription) => {
-                state.have_ended(subscription).await;
+                state.have_ended(subscription, deadline).await;
                 Message::Stopped(subscription.number, report)
             }
         };
@@ -91,12 +91,14 @@ impl Actor for Drain {
 
 impl DrainArguments {
     /// Waits, a moment, until the actors of a subscription that has stopped have ended.
-    async fn have_ended(&self, subscription: &SubscriptionState) {
+    async fn have_ended(&self, subscription: &SubscriptionState, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let within = left.clamp(LAST_MOMENT, LAST_WORD);
         let its = self.actors.iter().filter(|(key, _)| match key {
             Key::Reader(of) | Key::Handler(of, _) => *of == subscription.number,
             _ => false,
         });
-        let ended = its.map(|(_, cell)| cell.wait(Some(LAST_WORD)));
+        let ended = its.map(|(_, cell)| cell.wait(Some(within)));
         join_all(ended).await;
     }
 }
@@ -146,11 +148,10 @@ impl Scope {
         }
     }
 
-    /// How many verdicts were stored so far.
-    fn stored(&self, tree: &Tree) -> u64 {
+    /// How many verdicts were stored so far in these groups.
+    fn stored(&self, groups: &[Arc<GroupState>]) -> u64 {
         match self {
             Scope::Tree => {
-                let groups = tree.groups();
                 let stored = groups
                     .iter()
                     .map(|it| it.acknowledged.load(Ordering::Relaxed));
@@ -187,7 +188,9 @@ async fn drain(
     deadline: Instant,
 ) -> ShutdownReport {
     let for_handlers = deadline - RESERVE.min(tree.shutdown_timeout / 5);
-    let stored_before = scope.stored(tree);
+    // One that is taken out meanwhile, by a removal that was under way, still counts.
+    let groups = tree.groups();
+    let stored_before = scope.stored(&groups);
     let subscriptions = scope.subscriptions(tree);
 
     scope.close(tree);
@@ -235,7 +238,7 @@ async fn drain(
         tree.order.send_modify(|order| order.stop = true);
     }
     ShutdownReport {
-        settled: scope.stored(tree) - stored_before,
+        settled: scope.stored(&groups).saturating_sub(stored_before),
         given_back: given_back.into_inner(),
         left_running,
         unsettled,

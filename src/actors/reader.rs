@@ -283,9 +283,16 @@ impl ReaderState {
         if let Some(connection) = self.connection.clone() {
             self.take_last_replies(&connection).await;
         }
-        rest(&self.tree, &self.subscription, None, &AtomicU64::new(0)).await;
-        self.subscription.at("reader.rests");
-        self.stop.taken_back().await;
+        loop {
+            rest(&self.tree, &self.subscription, None, &AtomicU64::new(0)).await;
+            self.subscription.at("reader.rests");
+            tokio::select! {
+                biased;
+                () = self.stop.taken_back() => return,
+                // From an actor that has ended meanwhile.
+                () = self.subscription.lanes.returned() => {}
+            }
+        }
     }
 
     /// One round of reading from `>`; with `claim`, what was left behind for so long as well.

@@ -668,6 +668,16 @@ impl SubscriptionState {
         })
     }
 
+    /// Nobody works here any more, and nobody will sort out what comes back: but for verdicts that are on
+    /// their way, nothing is kept from others. Late work on what an actor holds counts all the same.
+    pub(crate) fn let_go_of_all(&self) {
+        let in_flight = &self.group.in_flight;
+        self.lanes
+            .abandon(|received| in_flight.abandon(received.id()));
+        let on_their_way = self.group.queue.unsettled().into_iter().collect();
+        in_flight.leave_all_of(self.source.index, &on_their_way);
+    }
+
     /// A place where this crate's tests have one of its actors fail.
     pub(crate) fn at(&self, point: &'static str) {
         fail_point(point, self.name().as_bytes());

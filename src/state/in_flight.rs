@@ -383,6 +383,21 @@ impl InFlight {
         }
     }
 
+    /// Everything that the subscription has in hand, but for these, stays pending in our name.
+    pub(crate) fn leave_all_of(&self, subscription: usize, except: &HashSet<EntryId>) {
+        let ids: Vec<EntryId> = {
+            let table = lock(&self.table);
+            let its = table.held.iter().filter(|(id, held)| {
+                let What::InHand(received) = &held.what else {
+                    return false;
+                };
+                received.source.index == subscription && !except.contains(*id)
+            });
+            its.map(|(id, _)| *id).collect()
+        };
+        self.leave(ids);
+    }
+
     /// What the subscription has in hand.
     pub(crate) fn usage(&self, subscription: usize) -> Usage {
         let usage = lock(&self.table).usage(subscription).copied();

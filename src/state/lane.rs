@@ -134,15 +134,20 @@ impl Lane {
     /// Ends a run with a verdict, and begins to give it; see [`given`](Self::given).
     pub(super) fn end(&self, number: u64) -> Option<(Arc<Received>, Option<Duration>)> {
         let mut inner = self.lock();
+        let this = |run: &Run| run.number == number;
         // Nearly always the first.
-        let at = inner.running.iter().position(|run| run.number == number)?;
-        let run = inner.running.remove(at)?;
+        let (run, dropped) = if let Some(at) = inner.running.iter().position(this) {
+            (inner.running.remove(at)?, false)
+        } else {
+            let at = inner.dropped.iter().position(this)?;
+            (inner.dropped.remove(at), true)
+        };
         inner.crashes_in_a_row = 0;
         let mut took = None;
         if run.given {
             inner.last_known = inner.last_known.max(number);
             inner.signs_of_life += 1;
-            if !run.seen {
+            if !run.seen && !dropped {
                 inner.unseen = inner.unseen.saturating_sub(1);
             }
             let now = Instant::now();
@@ -178,6 +183,15 @@ impl Lane {
         inner.running = given;
         self.settling.fetch_add(ended.len(), Ordering::AcqRel);
         ended.into()
+    }
+
+    /// Ends everything that runs.
+    pub(super) fn end_all(&self) -> Vec<Run> {
+        let mut inner = self.lock();
+        inner.unseen = 0;
+        let running = std::mem::take(&mut inner.running);
+        self.settling.fetch_add(running.len(), Ordering::AcqRel);
+        running.into()
     }
 
     /// Ends what hangs: everything that was called, or of what an actor was given the oldest, which is what it

@@ -323,8 +323,13 @@ impl Lanes {
 
     /// Wakes the worker that fell idle last: its memory is the warmest.
     fn wake_one(&self, buffer: &mut Buffer) {
-        if let Some(lane) = buffer.idle.pop().and_then(|worker| self.lane(worker)) {
-            lane.wake.notify_one();
+        while let Some(worker) = buffer.idle.pop() {
+            let lane = self.lane(worker);
+            // One that fell idle in the moment in which it was retired takes nothing any more.
+            if let Some(lane) = lane.filter(|it| !it.retired.load(Ordering::Acquire)) {
+                lane.wake.notify_one();
+                return;
+            }
         }
     }
 
@@ -586,6 +591,17 @@ impl Lanes {
         self.settled(&lane, hung.len());
     }
 
+    /// Gives up everything that runs, here or elsewhere: `settle` gets it. What was dropped has no verdict.
+    pub(crate) fn abandon(&self, mut settle: impl FnMut(&Arc<Received>)) {
+        for lane in self.each() {
+            let runs = lane.end_all();
+            runs.iter().map(|run| &run.received).for_each(&mut settle);
+            self.settled(&lane, runs.len());
+            let dropped = lane.take_dropped();
+            self.settled(&lane, dropped.len());
+        }
+    }
+
     /// The verdicts of so many runs have been given. Until then they count as going on, so that whoever
     /// waits for quiet finds the verdicts where verdicts are.
     fn settled(&self, lane: &Lane, runs: usize) {
@@ -710,6 +726,20 @@ impl Lanes {
     pub(crate) async fn counted(&self) {
         self.until_no(|lane| lane.counting.load(Ordering::Acquire))
             .await;
+    }
+
+    /// Returns when something that was started has come back without a look; only after
+    /// [`close`](Self::close) or [`hold`](Self::hold).
+    pub(crate) async fn returned(&self) {
+        loop {
+            let told = self.quiet.notified();
+            tokio::pin!(told);
+            told.as_mut().enable();
+            if self.waiting() > 0 {
+                return;
+            }
+            told.await;
+        }
     }
 
     async fn until_no(&self, is: impl Fn(&Lane) -> bool) {
@@ -1153,6 +1183,20 @@ mod tests {
                 .await
                 .is_err()
         );
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_fell_idle_while_it_was_retired_is_not_woken_in_place_of_another() {
+        let (lanes, seats) = lanes(2, false);
+        assert_eq!(lanes.take(&seats[0]), Taken::Nothing);
+        lanes.set_workers(1);
+        lanes.woken(&seats[0]).await;
+        assert_eq!(lanes.take(&seats[0]), Taken::Nothing);
+        // It had looked whether it was retired a moment before it was.
+        lock(&lanes.buffer).idle.push(1);
+        lanes.push(batch(1..=1));
+        lanes.woken(&seats[0]).await;
+        assert_eq!(lanes.take(&seats[0]), Taken::Work);
     }
 
     #[tokio::test]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::time::timeout;
+
 use super::{HANDLER_OF, Next, Post, address};
 use crate::actors::make_way::make_way;
 use crate::message::{Context, Received, Verdict};
@@ -26,7 +28,7 @@ impl Calls {
         match subscription.lanes.take(&post.seat) {
             Taken::Closed => {
                 if let Some(runner) = self.runner.take() {
-                    runner.stop().await;
+                    let _ = timeout(post.patience(), runner.stop()).await;
                 }
                 return Next::End;
             }

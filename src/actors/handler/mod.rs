@@ -12,12 +12,12 @@ mod sends;
 mod target_gone;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{oneshot, watch};
 
-use super::supervisor::KILLED;
+use super::supervisor::{KILLED, LAST_WORD};
 use super::tree::{Order, SubscriptionState, Tree};
 use crate::message::Received;
 use crate::observe::Event;
@@ -256,6 +256,12 @@ impl Post {
             Err(_) => {}
         }
         false
+    }
+
+    /// How long the application's code may take to end. It would keep its place from whoever comes after it.
+    fn patience(&self) -> Duration {
+        let hung = self.subscription.plan.settings.handler_timeout;
+        hung.max(LAST_WORD)
     }
 
     /// Takes the entry off the lane without a verdict.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{ActorCell, ActorProcessingErr};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::target_gone::TargetGone;
 use super::{Next, Post, ReferenceEnded, Running};
@@ -135,7 +135,9 @@ impl Sends {
                 if self.forwards.is_none() {
                     // Messages that the application sent it are handled before it ends.
                     let _ = self.target.cell().drain();
-                    self.ended().await;
+                    if timeout(post.patience(), self.ended()).await.is_err() {
+                        self.target.cell().kill();
+                    }
                 }
                 return Ok(Next::End);
             }
@@ -208,11 +210,11 @@ impl Sends {
         let subscription = &post.subscription;
         subscription.at("handler.started");
         let delivered = self.target.deliver(run.number, Context::new(run.received));
-        if let Err(undecodable) = delivered {
+        if let Err(verdict) = delivered {
             subscription
                 .lanes
                 .finish(&post.seat, run.number, |received| {
-                    subscription.settle(received, undecodable);
+                    subscription.settle(received, verdict);
                 });
         }
         subscription.at("handler.sent");

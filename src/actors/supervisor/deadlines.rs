@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ractor::ActorRef;
 
 use super::{Key, LAST_WORD, SupervisorMessage, SupervisorState};
-use crate::actors::tree::SubscriptionState;
+use crate::actors::tree::{Blame, SubscriptionState};
 use crate::message::EntryId;
 use crate::observe::Event;
 
@@ -39,6 +39,14 @@ impl SupervisorState {
             let deadline = subscription.plan.settings.handler_timeout;
             for worker in 0..subscription.lanes.all() {
                 let key = Key::Handler(number, worker);
+                if subscription.is_over() && !self.cells.contains_key(&key) {
+                    // What outlived a worker that has no replacement.
+                    subscription.sort_out_dropped(
+                        worker,
+                        Blame::Nothing,
+                        "dropped without a verdict",
+                    );
+                }
                 let Some(running) = subscription.lanes.running(worker) else {
                     self.watched.remove(&key);
                     continue;
@@ -79,6 +87,20 @@ impl SupervisorState {
                     self.abandon(myself, subscription, key, worker).await;
                 }
             }
+        }
+    }
+
+    /// The actor that ran past its deadline has ended, and what it was ended for is held elsewhere: by a task,
+    /// perhaps, that nobody can end. It is given up, or it would cost the next actor its life.
+    pub(super) fn give_up_what_outlived(&self, number: usize, worker: usize, hung: &Watched) {
+        let Some(subscription) = self.tree.subscription(number) else {
+            return;
+        };
+        let oldest = subscription.lanes.running(worker);
+        if oldest.is_some_and(|it| it.number == hung.run) {
+            subscription.lanes.give_up(worker, false, |received| {
+                abandon(&subscription, received.id());
+            });
         }
     }
 

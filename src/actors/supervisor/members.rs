@@ -246,6 +246,7 @@ impl SupervisorState {
             cell.kill();
             self.cut_reader_off(number);
         }
+        subscription.let_go_of_all();
         let is_its = |key: &Key| match key {
             Key::Reader(of) | Key::Handler(of, _) | Key::Removal(of) => *of == number,
             _ => false,

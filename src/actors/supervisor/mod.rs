@@ -322,9 +322,9 @@ impl SupervisorState {
             }
             return;
         };
-        let watched = self.watched.remove(&key);
+        let hung = self.watched.remove(&key).filter(|it| it.killed);
         // It may have died of something else in the same moment.
-        if watched.is_some_and(|it| it.killed) && error == KILLED {
+        if hung.is_some() && error == KILLED {
             error = "its handler ran past its deadline and was ended".to_owned();
         }
         if let Key::Reader(number) | Key::Handler(number, _) = key
@@ -346,6 +346,9 @@ impl SupervisorState {
             }
             Key::Handler(number, worker) => {
                 self.handler_died(myself, number, worker, error).await;
+                if let Some(hung) = hung {
+                    self.give_up_what_outlived(number, worker, &hung);
+                }
             }
             // What it was to stop starts nothing any more; what it has not seen to stays pending.
             Key::Removal(number) => self.take_out(number, ShutdownReport::default()),
@@ -490,10 +493,21 @@ impl SupervisorState {
         };
         for subscription in subscriptions {
             subscription.hold(Reason::Failed);
-            let reader = self.cells.get(&Key::Reader(subscription.number)).cloned();
+            let mut reader = self.cells.get(&Key::Reader(subscription.number)).cloned();
             let tree = Arc::clone(&self.tree);
             tokio::spawn(async move {
-                rest(&tree, &subscription, reader, &AtomicU64::new(0)).await;
+                let (mut order, mut hold) = (tree.order.subscribe(), subscription.hold.subscribe());
+                loop {
+                    rest(&tree, &subscription, reader.take(), &AtomicU64::new(0)).await;
+                    tokio::select! {
+                        biased;
+                        // From here on whoever stops it sees to that.
+                        _ = order.wait_for(|order| order.stop_reading) => return,
+                        _ = hold.wait_for(|hold| hold.is_for(Reason::Removed)) => return,
+                        // From an actor that has ended meanwhile.
+                        () = subscription.lanes.returned() => {}
+                    }
+                }
             });
         }
     }

@@ -1,6 +1,7 @@
 //! `actors`, `forward_to` and `forward_to_named`: the application's own actors.
 
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ractor::concurrency::JoinHandle;
@@ -181,9 +182,20 @@ where
     fn deliver(&self, run: u64, context: Context) -> Result<(), Verdict> {
         let message = decode(&*self.codec, &context)?;
         let delivery = Delivery::new(message, run, context, Arc::clone(&self.desk));
-        // What comes back from an actor that is gone is dropped here, unseen.
-        let _ = self.actor.cast(delivery.into());
-        Ok(())
+        // The application's code too. A panic in it must cost neither this worker nor what its actor is at.
+        match catch_unwind(AssertUnwindSafe(|| M::from(delivery))) {
+            Ok(message) => {
+                // What comes back from an actor that is gone is dropped here, unseen.
+                let _ = self.actor.cast(message);
+                Ok(())
+            }
+            Err(payload) => {
+                // It may be a value that panics when it is dropped.
+                std::mem::forget(payload);
+                let text = "making its actor's message of it panicked";
+                Err(Verdict::Crashed(text.to_owned()))
+            }
+        }
     }
 
     fn ended(&mut self) -> BoxFuture<'_, ()> {

@@ -137,7 +137,7 @@ pub(crate) trait Target: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The codec could not make a message of it.
+    /// No message could be made of it: this is its verdict.
     fn deliver(&self, run: u64, context: Context) -> Result<(), Verdict>;
     /// Returns once the actor has ended, and dropped what lay in its mailbox.
     fn ended(&mut self) -> BoxFuture<'_, ()>;
