@@ -54,9 +54,11 @@ pub struct Left {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Killed,
-    /// As asked for, with so many handlers left running or verdicts not stored.
+    /// As asked for, with so many handlers left running or verdicts not stored, and so many entries given
+    /// back: those are pending in its consumers' names until somebody takes them.
     Stopped {
         left: u64,
+        given_back: u64,
     },
     ByItself,
 }
@@ -80,10 +82,20 @@ pub struct Run {
     pub end: Option<(Micros, Verdict)>,
 }
 
+/// What a disturbance does to a process that works on something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// It works as usual, and should keep what it has.
+    Bothers,
+    /// It is out of touch for as long as this lasts.
+    Severs,
+}
+
 /// A time during which a process, or all of them, could not work as usual.
 #[derive(Clone, Debug)]
 pub struct Disturbance {
     pub kind: &'static str,
+    pub reach: Reach,
     /// `None`: the server, and with it everybody.
     pub slot: Option<usize>,
     pub from: Micros,
@@ -96,6 +108,10 @@ pub struct Evidence {
     /// How long a process may be out of touch before others take over what it has: `min_idle` less what
     /// may have passed since it last kept its entries fresh.
     pub loses_after: Micros,
+    /// When everything had come to rest.
+    pub at: Micros,
+    /// A consumer that is gone for so long, with nothing pending, is removed.
+    pub forgotten_after: Micros,
     pub groups: Vec<GroupRules>,
     /// For each stream, what became of its numbers from 0.
     pub published: Vec<Vec<Published>>,
@@ -138,6 +154,8 @@ pub struct Findings {
     pub extra_runs: BTreeMap<String, u64>,
     /// Of these, those that began while the run before went on.
     pub at_the_same_time: u64,
+    /// A line for each of them, for whoever wants to know more.
+    pub extra_runs_told: Vec<String>,
 }
 
 impl Findings {
@@ -353,7 +371,10 @@ fn check_runs(
         let process = &evidence.processes[run.process];
         let ended_meanwhile = matches!(
             process.end,
-            Some((_, End::Killed | End::ByItself | End::Stopped { left: 1.. }))
+            Some((
+                _,
+                End::Killed | End::ByItself | End::Stopped { left: 1.., .. }
+            ))
         );
         if run.end.is_none() && !ended_meanwhile {
             let text = format!(
@@ -369,29 +390,25 @@ fn check_runs(
         let ended = before.end.map(|(at, _)| at);
         let process_ended = evidence.processes[before.process].end.map(|(at, _)| at);
         let at_once = ended.or(process_ended).is_none_or(|at| at > again.at);
+        let verdict = before.end.map_or("none", |(_, verdict)| verdict.as_str());
+        let pid = |run: &Run| evidence.processes[run.process].pid;
+        let text = format!(
+            "{name}: {} in process {} at {} (verdict: {verdict}), again in process {} at {} ({})",
+            show(before.started.id),
+            pid(before),
+            before.at,
+            pid(again),
+            again.at,
+            again.started.subscription,
+        );
         match explanation(evidence, rules, before, again) {
             Some(why) => {
+                findings.extra_runs_told.push(format!("{why}: {text}"));
                 *findings.extra_runs.entry(why).or_default() += 1;
                 findings.at_the_same_time += u64::from(at_once);
             }
-            None => {
-                let verdict = before.end.map_or("none", |(_, verdict)| verdict.as_str());
-                let pid = |run: &Run| evidence.processes[run.process].pid;
-                let text = format!(
-                    "{name}: {} in process {} at {} (verdict: {verdict}), again in process {} at {} ({})",
-                    show(before.started.id),
-                    pid(before),
-                    before.at,
-                    pid(again),
-                    again.at,
-                    again.started.subscription,
-                );
-                let kind = match at_once {
-                    true => "two runs at the same time",
-                    false => "an extra run",
-                };
-                findings.violation(kind, text);
-            }
+            None if at_once => findings.violation("two runs at the same time", text),
+            None => findings.violation("an extra run", text),
         }
     }
 }
@@ -418,7 +435,7 @@ fn explanation(
         .filter(|(at, _)| before.at <= *at && *at <= again.at);
     match ended_between {
         Some((_, End::Killed | End::ByItself)) => return Some("process killed".to_owned()),
-        Some((_, End::Stopped { left: 1.. })) => {
+        Some((_, End::Stopped { left: 1.., .. })) => {
             return Some("process stopped before it was done".to_owned());
         }
         _ => {}
@@ -430,13 +447,17 @@ fn explanation(
             && it.to + UNAWARE >= before.at
             && it.to + AFTERMATH >= again.at
     };
-    let concerning = || evidence.disturbances.iter().filter(concerns);
-    let long = concerning().find(|it| it.to - it.from >= evidence.loses_after);
-    if let Some(long) = long {
-        return Some(format!("{} for longer than min_idle", long.kind));
-    }
-    let short = concerning().max_by_key(|it| it.to)?;
-    Some(format!("{}, short", short.kind))
+    let is_long =
+        |it: &Disturbance| it.reach == Reach::Severs && it.to - it.from >= evidence.loses_after;
+    let concerning = evidence.disturbances.iter().filter(concerns);
+    // The worst there was, and of those the last.
+    let worst = concerning.max_by_key(|it| (is_long(it), it.reach, it.to))?;
+    let how = match worst.reach {
+        _ if is_long(worst) => "for longer than min_idle",
+        Reach::Severs => "for less than min_idle",
+        Reach::Bothers => "which should not matter",
+    };
+    Some(format!("{} {how}", worst.kind))
 }
 
 /// First deliveries of a key come in order and one after the other, in each subscription of a process.
@@ -504,11 +525,16 @@ fn check_leftovers(evidence: &Evidence, findings: &mut Findings) {
             findings.violation("left over", text);
         }
         for (consumer, _) in &left.consumers {
-            let of_a_killed = evidence.processes.iter().any(|process| {
-                matches!(process.end, Some((_, End::Killed)))
-                    && consumer.contains(&format!("-{}-", process.pid))
+            // Not removed by its own process, and not gone for so long that others would have done it.
+            let may_be_left = evidence.processes.iter().any(|process| {
+                let leaves_some = matches!(
+                    process.end,
+                    Some((at, End::Killed | End::Stopped { given_back: 1.., .. }))
+                        if at + evidence.forgotten_after >= evidence.at
+                );
+                leaves_some && consumer.contains(&format!("-{}-", process.pid))
             });
-            if !of_a_killed {
+            if !may_be_left {
                 let text = format!("the consumer {consumer} of {name}");
                 findings.violation("left over", text);
             }
@@ -534,11 +560,16 @@ mod tests {
     use super::*;
 
     const SECOND: Micros = 1_000_000;
+    const STOPPED: End = End::Stopped {
+        left: 0,
+        given_back: 0,
+    };
 
     /// Two slots, one process each, and a number that was published, handled once and acknowledged.
     fn all_well() -> Evidence {
         let mut evidence = Evidence {
             loses_after: SECOND,
+            forgotten_after: 60 * SECOND,
             groups: vec![GroupRules {
                 name: "g".to_owned(),
                 stream: 0,
@@ -561,7 +592,7 @@ mod tests {
             evidence.processes.push(Process {
                 slot,
                 pid: 100 + slot as u32,
-                end: Some((100 * SECOND, End::Stopped { left: 0 })),
+                end: Some((100 * SECOND, STOPPED)),
             });
         }
         publish(&mut evidence, 1);
@@ -612,6 +643,7 @@ mod tests {
     fn disturb(evidence: &mut Evidence, slot: usize, from: u64, to: u64) {
         evidence.disturbances.push(Disturbance {
             kind: "frozen",
+            reach: Reach::Severs,
             slot: Some(slot),
             from: from * SECOND,
             to: to * SECOND,
@@ -742,7 +774,7 @@ mod tests {
         evidence.processes.push(Process {
             slot: 2,
             pid: 102,
-            end: Some((100 * SECOND, End::Stopped { left: 0 })),
+            end: Some((100 * SECOND, STOPPED)),
         });
         run(&mut evidence, 1, 1, 40, Verdict::Ack);
         disturb(&mut evidence, 2, 12, 38);
@@ -816,10 +848,28 @@ mod tests {
                 "a process ended by itself",
             ],
         );
-        let mut killed = all_well();
-        killed.left[0].consumers = vec![("host-101-x-g-tail".to_owned(), 0)];
-        killed.processes[1].end = Some((50 * SECOND, End::Killed));
-        finds(&killed, &[]);
+    }
+
+    #[test]
+    fn a_dead_process_leaves_its_consumers_for_a_while() {
+        let mut evidence = all_well();
+        evidence.at = 70 * SECOND;
+        evidence.left[0].consumers = vec![("host-101-x-g-tail".to_owned(), 0)];
+        evidence.processes[1].end = Some((50 * SECOND, STOPPED));
+        finds(&evidence, &["left over"]);
+        evidence.processes[1].end = Some((50 * SECOND, End::Killed));
+        finds(&evidence, &[]);
+        let given_back = 3;
+        evidence.processes[1].end = Some((
+            50 * SECOND,
+            End::Stopped {
+                left: 0,
+                given_back,
+            },
+        ));
+        finds(&evidence, &[]);
+        evidence.at = 120 * SECOND;
+        finds(&evidence, &["left over"]);
     }
 
     #[test]

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use streamvisor::BoxError;
 
-use crate::accounting::{DeadLetter, Disturbance, Entry, Evidence, GroupRules, Left, Process, Run};
-use crate::journal::{Id, Micros, Record, parse_id};
-use crate::plan::{GROUPS, Handling, MIN_IDLE, STREAMS, group_of, is_garbage};
+use crate::accounting::{
+    DeadLetter, Disturbance, Entry, Evidence, GroupRules, Left, Process, Reach, Run,
+};
+use crate::journal::{Id, Micros, Record, now, parse_id};
+use crate::plan::{CONSUMER_TTL, GROUPS, Handling, MIN_IDLE, STREAMS, group_of, is_garbage};
 use crate::processes::Past;
 use crate::producers::Published;
 use crate::resp::{Client, Reply};
@@ -29,6 +31,9 @@ pub fn gather(
     let loses_after = MIN_IDLE - MIN_IDLE / 3 - MARGIN;
     let mut evidence = Evidence {
         loses_after: Micros::try_from(loses_after.as_micros())?,
+        at: now(),
+        // They are looked for that often too.
+        forgotten_after: Micros::try_from((CONSUMER_TTL * 3).as_micros())?,
         disturbances,
         ..Evidence::default()
     };
@@ -229,6 +234,7 @@ fn read_journal(process: usize, past: &Past, evidence: &mut Evidence) -> Result<
             }
             Record::Stalled { micros } => evidence.disturbances.push(Disturbance {
                 kind: "process not run by the machine",
+                reach: Reach::Severs,
                 slot: Some(past.slot),
                 from: at.saturating_sub(micros),
                 to: at,

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use streamvisor::BoxError;
 
-use crate::accounting::Disturbance;
+use crate::accounting::{Disturbance, Reach};
 use crate::journal::{Micros, now};
 use crate::plan::{GROUPS, STREAMS};
 use crate::processes::Processes;
@@ -28,9 +28,8 @@ pub struct Fault {
     pub from: Micros,
     /// `None` while it lasts.
     pub to: Option<Micros>,
-    /// Whether a process that works on something may lose it by this. What kills a process is known
-    /// otherwise.
-    pub disturbs: bool,
+    /// `None` for what disturbs nobody, and for what ends a process: that is known otherwise.
+    pub reach: Option<Reach>,
 }
 
 /// What ends a fault.
@@ -159,12 +158,14 @@ impl Injector {
     }
 
     pub fn disturbances(&self) -> impl Iterator<Item = Disturbance> {
-        let disturbing = self.faults.iter().filter(|fault| fault.disturbs);
-        disturbing.map(|fault| Disturbance {
-            kind: fault.kind,
-            slot: fault.slot,
-            from: fault.from,
-            to: fault.to.unwrap_or_else(now),
+        self.faults.iter().filter_map(|fault| {
+            Some(Disturbance {
+                kind: fault.kind,
+                reach: fault.reach?,
+                slot: fault.slot,
+                from: fault.from,
+                to: fault.to.unwrap_or_else(now),
+            })
         })
     }
 
@@ -274,7 +275,7 @@ impl Injector {
             slot,
             from,
             to: None,
-            disturbs: true,
+            reach: reach(kind),
         });
         self.faults.len() - 1
     }
@@ -322,7 +323,6 @@ impl Injector {
         match kind {
             "process killed" if !hit => {
                 let fault = self.begin(kind, Some(slot), "");
-                self.faults[fault].disturbs = false;
                 system.processes.kill(slot);
                 self.lasts(fault, millis / 2, Undo::StartProcess(slot));
             }
@@ -333,7 +333,6 @@ impl Injector {
             }
             "process restarted in order" if !hit => {
                 let fault = self.begin(kind, Some(slot), "");
-                self.faults[fault].disturbs = false;
                 system.processes.stop(slot);
                 self.restarting.push((slot, fault));
             }
@@ -383,7 +382,6 @@ impl Injector {
             "subscription paused" if !hit => {
                 system.processes.tell(slot, &format!("pause {name}"));
                 let fault = self.begin(kind, Some(slot), &name);
-                self.faults[fault].disturbs = false;
                 self.lasts(fault, millis, Undo::Tell(slot, format!("resume {name}")));
             }
             "workers changed" if !hit => {
@@ -419,7 +417,6 @@ impl Injector {
             "scripts flushed" if server_answers => {
                 ask(system.server, &["SCRIPT", "FLUSH"])?;
                 let fault = self.begin(kind, None, "");
-                self.faults[fault].disturbs = false;
                 self.over(fault);
             }
             "a client killed by the server" if server_answers => {
@@ -444,7 +441,6 @@ impl Injector {
             "memory full" if server_answers => {
                 ask(system.server, &["CONFIG", "SET", "maxmemory", "1mb"])?;
                 let fault = self.begin(kind, None, &format!("for {} ms", millis / 2));
-                self.faults[fault].disturbs = false;
                 self.lasts(fault, millis / 2, Undo::FreeMemory);
             }
             "writes paused by the server" if server_answers => {
@@ -465,7 +461,6 @@ impl Injector {
     fn told(&mut self, kind: &'static str, slot: usize, order: &str, system: &mut System<'_>) {
         system.processes.tell(slot, order);
         let fault = self.begin(kind, Some(slot), order);
-        self.faults[fault].disturbs = false;
         self.over(fault);
     }
 
@@ -487,6 +482,27 @@ impl Injector {
             .flat_map(|group| group.subscriptions(self.server_claims));
         let all: Vec<_> = all.collect();
         all[detail % all.len()].clone()
+    }
+}
+
+fn reach(kind: &str) -> Option<Reach> {
+    match kind {
+        "process frozen"
+        | "connections refused"
+        | "replies held"
+        | "black hole"
+        | "half-open connections"
+        | "server killed"
+        | "server frozen"
+        | "writes paused by the server" => Some(Reach::Severs),
+        "connections cut"
+        | "replies delayed"
+        | "reply lost"
+        | "request lost"
+        | "half a reply lost"
+        | "a client killed by the server"
+        | "all clients killed by the server" => Some(Reach::Bothers),
+        _ => None,
     }
 }
 

@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use accounting::{Disturbance, Findings, account};
+use accounting::{Disturbance, Findings, Reach, account};
 use faults::{Injector, System};
 use guard::Guard;
 use journal::{Micros, now};
@@ -209,6 +209,10 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
     drop((processes, server));
 
     let findings = account(&evidence);
+    fs::write(
+        dir.join("extra-runs.txt"),
+        findings.extra_runs_told.join("\n"),
+    )?;
     let mut wrong: Vec<String> = findings
         .violations
         .iter()
@@ -555,6 +559,7 @@ impl Pulse {
                         let mut slow = slow.lock().unwrap_or_else(PoisonError::into_inner);
                         slow.push(Disturbance {
                             kind: "server slow to answer",
+                            reach: Reach::Severs,
                             slot: None,
                             from,
                             to,

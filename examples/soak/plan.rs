@@ -9,6 +9,8 @@ pub const MIN_IDLE: Duration = Duration::from_secs(2);
 /// A handler past this is hung; also longer than any freeze, or a thawed process would end handlers that
 /// did nothing wrong.
 pub const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A consumer that is gone for so long is removed by the others.
+pub const CONSUMER_TTL: Duration = Duration::from_secs(20);
 /// Attempts of an entry whose handler keeps failing.
 pub const MOST_ATTEMPTS: u64 = 6;
 /// How many values the header has that entries are ordered by.

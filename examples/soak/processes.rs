@@ -46,8 +46,8 @@ struct Running {
 struct Said {
     ready: bool,
     handled: u64,
-    /// Handlers left running and verdicts not stored.
-    stopped: Option<u64>,
+    /// Handlers left running and verdicts not stored; entries given back.
+    stopped: Option<(u64, u64)>,
 }
 
 pub struct Processes {
@@ -201,7 +201,9 @@ impl Processes {
             thread::sleep(Duration::from_millis(20));
             let stopped = lock(&running.said).stopped;
             let end = match (running.stopping_since, stopped) {
-                (Some(_), Some(left)) if status.success() => End::Stopped { left },
+                (Some(_), Some((left, given_back))) if status.success() => {
+                    End::Stopped { left, given_back }
+                }
                 _ => {
                     eprintln!("soak: process {} ended ({status})", running.child.id());
                     unexpected.push(slot);
@@ -251,8 +253,9 @@ fn listen(output: impl BufRead, said: &Mutex<Said>) {
         match words.as_slice() {
             ["ready"] => lock(said).ready = true,
             ["handled", handled] => lock(said).handled = number(handled),
-            ["stopped", _settled, _given_back, running, unsettled] => {
-                lock(said).stopped = Some(number(running) + number(unsettled));
+            ["stopped", _settled, given_back, running, unsettled] => {
+                let left = number(running) + number(unsettled);
+                lock(said).stopped = Some((left, number(given_back)));
             }
             _ => {}
         }

@@ -243,7 +243,7 @@ fn settings(draft: Draft, group: &Group) -> Draft {
         .max_in_flight(200)
         .workers(4)
         .handler_timeout(HANDLER_TIMEOUT)
-        .consumer_ttl(Duration::from_secs(20))
+        .consumer_ttl(plan::CONSUMER_TTL)
         .retry(
             RetryPolicy::exponential(Duration::from_millis(50))
                 .max_delay(Duration::from_secs(1))
