@@ -227,7 +227,7 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
         ));
     }
     tell(&findings, &injector, &evidence, handled, lasted, rests);
-    Ok(verdict(&wrong, options, &dir)?)
+    verdict(&wrong, options, &dir)
 }
 
 /// The run's own folder, which must not have been one before.

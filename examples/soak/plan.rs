@@ -166,7 +166,7 @@ pub fn act(seed: u64, group: usize, number: u64, attempt: u64) -> (Duration, Act
 
 /// Whether the entry is published with a body that nobody can read.
 pub fn is_garbage(seed: u64, number: u64) -> bool {
-    mix(seed ^ mix(!number)) % 200 == 0
+    mix(seed ^ mix(!number)).is_multiple_of(200)
 }
 
 pub fn key(seed: u64, number: u64) -> u64 {
