@@ -259,6 +259,7 @@ fn check_group(evidence: &Evidence, group: usize, findings: &mut Findings) {
         } else {
             check_number(rules, &name, &account, findings);
         }
+        check_attempts(&name, &account, findings);
         for (id, runs) in &account.runs {
             if !account.entries.contains(id) {
                 let text = format!("{name}: {} is not an entry of that group", show(*id));
@@ -272,7 +273,7 @@ fn check_group(evidence: &Evidence, group: usize, findings: &mut Findings) {
 /// What nobody can read is a dead letter, once, and no handler has seen it.
 fn check_garbage(name: &str, account: &Account<'_>, findings: &mut Findings) {
     let entries: Vec<_> = account.entries.iter().copied().collect();
-    if account.dead != entries {
+    if account.dead != entries || entries.len() > 1 {
         let text = format!(
             "{name}: dead letters of {:?}, not of {entries:?}",
             account.dead
@@ -339,6 +340,28 @@ fn check_number(rules: &GroupRules, name: &str, account: &Account<'_>, findings:
     }
 }
 
+/// No attempt was counted that was not made: or an entry would be given up before its time.
+fn check_attempts(name: &str, account: &Account<'_>, findings: &mut Findings) {
+    let mut made = 0;
+    // Entries of a number come one after the other, so their runs do.
+    for (entries, (id, runs)) in (1..).zip(&account.runs) {
+        for run in runs {
+            made += 1;
+            // The server cannot tell what a dead process had fetched from what it had started, so each
+            // entry may have one too many; and one that was killed may have been about to start it.
+            let most = made + entries + 1;
+            if run.started.attempt > most {
+                let attempt = run.started.attempt;
+                let text = format!(
+                    "{name}: {} was told attempt {attempt} in run {made}",
+                    show(*id)
+                );
+                findings.violation("attempts that were not made", text);
+            }
+        }
+    }
+}
+
 enum Follows {
     Acknowledged,
     Copied,
@@ -349,7 +372,7 @@ fn what_follows(rules: &GroupRules, verdict: Verdict) -> Follows {
     match verdict {
         Verdict::Ack | Verdict::Reject => Follows::Acknowledged,
         Verdict::Panic | Verdict::Hang if rules.crash_leaves_pending => Follows::Pending,
-        Verdict::LeavePending => Follows::Pending,
+        Verdict::LeavePending | Verdict::Abort => Follows::Pending,
         Verdict::Retry
         | Verdict::RetryAfter
         | Verdict::DeadLetter
@@ -402,7 +425,8 @@ fn check_runs(
             again.started.subscription,
         );
         match explanation(evidence, rules, before, again) {
-            Some(why) => {
+            Some((why, false)) => findings.violation("an extra run", format!("{text}; {why}")),
+            Some((why, true)) => {
                 findings.extra_runs_told.push(format!("{why}: {text}"));
                 *findings.extra_runs.entry(why).or_default() += 1;
                 findings.at_the_same_time += u64::from(at_once);
@@ -413,18 +437,23 @@ fn check_runs(
     }
 }
 
-/// Why an entry that had been started was started again.
+/// What happened before an entry that had been started was started again, and whether that is a reason.
 fn explanation(
     evidence: &Evidence,
     rules: &GroupRules,
     before: &Run,
     again: &Run,
-) -> Option<String> {
+) -> Option<(String, bool)> {
     if let Some((at, verdict)) = before.end
         && at <= again.at
         && matches!(what_follows(rules, verdict), Follows::Pending)
     {
-        return Some("left pending on purpose".to_owned());
+        let aborted = verdict == Verdict::Abort;
+        let why = match aborted {
+            true => "its handler aborted the process",
+            false => "left pending on purpose",
+        };
+        return Some((why.to_owned(), true));
     }
     let (process, other) = (
         &evidence.processes[before.process],
@@ -434,9 +463,9 @@ fn explanation(
         .end
         .filter(|(at, _)| before.at <= *at && *at <= again.at);
     match ended_between {
-        Some((_, End::Killed | End::ByItself)) => return Some("process killed".to_owned()),
+        Some((_, End::Killed | End::ByItself)) => return Some(("process killed".to_owned(), true)),
         Some((_, End::Stopped { left: 1.., .. })) => {
-            return Some("process stopped before it was done".to_owned());
+            return Some(("process stopped before it was done".to_owned(), true));
         }
         _ => {}
     }
@@ -457,7 +486,10 @@ fn explanation(
         Reach::Severs => "for less than min_idle",
         Reach::Bothers => "which should not matter",
     };
-    Some(format!("{} {how}", worst.kind))
+    Some((
+        format!("{} {how}", worst.kind),
+        worst.reach == Reach::Severs,
+    ))
 }
 
 /// First deliveries of a key come in order and one after the other, in each subscription of a process.
@@ -831,6 +863,42 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_reply_is_no_reason_to_start_an_entry_again() {
+        let mut evidence = all_well();
+        run(&mut evidence, 1, 1, 20, Verdict::Ack);
+        disturb(&mut evidence, 0, 12, 19);
+        evidence.disturbances[0].reach = Reach::Bothers;
+        finds(&evidence, &["an extra run"]);
+    }
+
+    #[test]
+    fn attempts_that_were_not_made_are_not_counted() {
+        let mut evidence = all_well();
+        evidence.runs[0].started.attempt = 3;
+        finds(&evidence, &[]);
+        evidence.runs[0].started.attempt = 4;
+        finds(&evidence, &["attempts that were not made"]);
+    }
+
+    #[test]
+    fn an_entry_that_aborts_every_process_is_given_up() {
+        let mut evidence = all_well();
+        for process in 0..2 {
+            evidence.processes[process].end = Some((90 * SECOND, End::Killed));
+        }
+        evidence.runs[0].end = Some((11 * SECOND, Verdict::Abort));
+        run(&mut evidence, 1, 1, 20, Verdict::Abort);
+        finds(&evidence, &["lost"]);
+        evidence.dead_letters[0].push(DeadLetter {
+            group: "g".to_owned(),
+            number: 0,
+            origin: (1, 0),
+        });
+        let findings = finds(&evidence, &[]);
+        assert_eq!(findings.extra_runs["its handler aborted the process"], 1);
+    }
+
+    #[test]
     fn nothing_is_left_over() {
         let mut evidence = all_well();
         evidence.left[0].pending = 1;
@@ -886,5 +954,13 @@ mod tests {
         finds(&evidence, &[]);
         run(&mut evidence, 0, 2, 20, Verdict::Ack);
         finds(&evidence, &["unreadable, and handled"]);
+        evidence.runs.pop();
+        copy(&mut evidence, 1, 3);
+        evidence.dead_letters[0].push(DeadLetter {
+            group: "g".to_owned(),
+            number: 1,
+            origin: (3, 0),
+        });
+        finds(&evidence, &["unreadable, and not a dead letter once"]);
     }
 }

@@ -457,6 +457,12 @@ impl Injector {
         Ok(())
     }
 
+    /// A fault that an entry made, and is over.
+    pub fn note(&mut self, kind: &'static str, slot: usize) {
+        let fault = self.begin(kind, Some(slot), "");
+        self.over(fault);
+    }
+
     /// A fault that is an order to a process.
     fn told(&mut self, kind: &'static str, slot: usize, order: &str, system: &mut System<'_>) {
         system.processes.tell(slot, order);

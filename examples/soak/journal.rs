@@ -37,10 +37,11 @@ pub enum Verdict {
     Error,
     Panic,
     Hang,
+    Abort,
 }
 
 impl Verdict {
-    const ALL: [(Verdict, &'static str); 9] = [
+    const ALL: [(Verdict, &'static str); 10] = [
         (Verdict::Ack, "ack"),
         (Verdict::Reject, "reject"),
         (Verdict::Retry, "retry"),
@@ -50,6 +51,7 @@ impl Verdict {
         (Verdict::Error, "error"),
         (Verdict::Panic, "panic"),
         (Verdict::Hang, "hang"),
+        (Verdict::Abort, "abort"),
     ];
 
     pub fn as_str(self) -> &'static str {

@@ -42,14 +42,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use accounting::{Disturbance, Findings, Reach, account};
+use accounting::{Disturbance, End, Findings, Reach, account};
 use faults::{Injector, System};
 use guard::Guard;
 use journal::{Micros, now};
 use options::{Damage, Options, USAGE};
 use plan::{GROUPS, STREAMS};
 use processes::Processes;
-use producers::Producers;
+use producers::{Producers, Published};
 use resp::{Client, Reply};
 use server::Server;
 use streamvisor::BoxError;
@@ -173,7 +173,7 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
             server: &mut server,
             processes: &mut processes,
         };
-        look_after(&mut system)?;
+        look_after(&mut system, &mut injector)?;
         match options.calm {
             true => injector.look_after_restarts(&mut system)?,
             false => injector.look(&mut system)?,
@@ -185,16 +185,21 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
         processes: &mut processes,
     };
     injector.end_all(&mut system)?;
-    let published = producers.stop();
+    let mut published = producers.stop();
     let lasted = began.elapsed();
     println!("soak: no more faults, no more entries; waiting for rest");
     // The one before may have met a fault.
     client = server.connect()?;
     let rests = rest(&mut server, &mut processes, &mut injector, &mut client)?;
-    if let Some(damage) = options.damage {
-        do_damage(damage, &mut client)?;
+    if options.damage == Some(Damage::Double) {
+        copy_without_being_asked(&mut client)?;
     }
     stop(&mut processes);
+    match options.damage {
+        Some(Damage::Lose) => lose_one(&mut client, &mut published)?,
+        Some(Damage::Pending) => leave_one_pending(&mut client)?,
+        Some(Damage::Double) | None => {}
+    }
     let mut disturbances: Vec<_> = injector.disturbances().collect();
     disturbances.extend(pulse.stop());
     let handled = processes.handled();
@@ -287,8 +292,13 @@ fn version(client: &mut Client) -> Result<String, BoxError> {
 }
 
 /// Notices processes that ended without having been told to, and puts others in their place.
-fn look_after(system: &mut System<'_>) -> Result<(), BoxError> {
-    for slot in system.processes.look() {
+fn look_after(system: &mut System<'_>, injector: &mut Injector) -> Result<(), BoxError> {
+    for (slot, end) in system.processes.look() {
+        let kind = match end {
+            End::Killed => "process aborted by a handler",
+            _ => "process ended by itself",
+        };
+        injector.note(kind, slot);
         system.processes.start(slot)?;
     }
     Ok(())
@@ -307,7 +317,7 @@ fn rest(
     while quiet < 3 {
         thread::sleep(Duration::from_millis(200));
         let mut system = System { server, processes };
-        look_after(&mut system)?;
+        look_after(&mut system, injector)?;
         injector.end_all(&mut system)?;
         quiet = match evidence::is_at_rest(client) {
             Ok(true) => quiet + 1,
@@ -336,45 +346,56 @@ fn stop(processes: &mut Processes) {
     }
 }
 
-/// Does what the library must never do, for the accounting to find.
-fn do_damage(damage: Damage, client: &mut Client) -> Result<(), BoxError> {
-    let group = &GROUPS[2];
-    let (stream, name) = (group.stream(), group.name);
+// What the library must never do, for the accounting to find.
+
+const DAMAGED: &plan::Group = &GROUPS[2];
+
+/// Publishes an entry and acknowledges it unhandled.
+fn lose_one(client: &mut Client, published: &mut [Vec<Published>]) -> Result<(), BoxError> {
+    let stream = DAMAGED.stream();
+    let number = published[DAMAGED.stream].len().to_string();
+    let add = ["XADD", stream, "*", "h:number", &number];
+    let id = evidence::ask(client, &add)?;
+    let parsed = journal::parse_id(id.as_str()).ok_or("XADD answers with an id")?;
+    published[DAMAGED.stream].push(Published::As(parsed));
+    let group = DAMAGED.name;
+    let read = [
+        "XREADGROUP",
+        "GROUP",
+        group,
+        "nobody",
+        "STREAMS",
+        stream,
+        ">",
+    ];
+    evidence::ask(client, &read)?;
+    evidence::ask(client, &["XACK", stream, group, id.as_str()])?;
+    evidence::ask(client, &["XGROUP", "DELCONSUMER", stream, group, "nobody"])?;
+    Ok(())
+}
+
+/// Adds a copy of the first entry, which is handled like any other.
+fn copy_without_being_asked(client: &mut Client) -> Result<(), BoxError> {
+    let first = ["XRANGE", DAMAGED.stream(), "-", "+", "COUNT", "1"];
+    let first = evidence::ask(client, &first)?;
+    let fields = first.as_array()[0].as_array()[1].as_array();
+    let mut copy = vec!["XADD", DAMAGED.stream(), "*"];
+    copy.extend(fields.iter().map(Reply::as_str));
+    copy.extend(["h:retry-group", DAMAGED.name]);
+    evidence::ask(client, &copy)?;
+    thread::sleep(Duration::from_secs(1));
+    Ok(())
+}
+
+/// Makes an entry pending again that was acknowledged.
+fn leave_one_pending(client: &mut Client) -> Result<(), BoxError> {
+    let (stream, group) = (DAMAGED.stream(), DAMAGED.name);
     let first = evidence::ask(client, &["XRANGE", stream, "-", "+", "COUNT", "1"])?;
-    let (id, number) = match &first {
-        Reply::Array(entries) if !entries.is_empty() => {
-            (entries[0].as_array()[0].as_str().to_owned(), "0")
-        }
-        _ => return Err("nothing to damage".into()),
-    };
-    match damage {
-        Damage::Lose => {
-            // A number that the driver does not know of would be found for that.
-            evidence::ask(client, &["XDEL", stream, &id])?;
-        }
-        Damage::Double => {
-            let copy = [
-                "XADD",
-                stream,
-                "*",
-                "_payload",
-                "{\"number\": 0}",
-                "h:number",
-                number,
-                "h:retry-group",
-                name,
-            ];
-            evidence::ask(client, &copy)?;
-            // For it to be handled like any other.
-            thread::sleep(Duration::from_secs(1));
-        }
-        Damage::Pending => {
-            let claim = [
-                "XCLAIM", stream, name, "nobody", "0", &id, "FORCE", "JUSTID",
-            ];
-            evidence::ask(client, &claim)?;
-        }
-    }
+    let id = first.as_array()[0].as_array()[0].as_str();
+    let claim = [
+        "XCLAIM", stream, group, "nobody", "0", id, "FORCE", "JUSTID",
+    ];
+    evidence::ask(client, &claim)?;
     Ok(())
 }
 

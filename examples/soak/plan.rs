@@ -126,6 +126,8 @@ pub enum Act {
     Panic,
     /// Never returns.
     Hang,
+    /// Takes the whole process with it.
+    Abort,
 }
 
 /// How long a handler takes at this attempt, and what it does then.
@@ -148,6 +150,9 @@ pub fn act(seed: u64, group: usize, number: u64, attempt: u64) -> (Duration, Act
         2600..2700 if first => (short, Act::Panic),
         2700..2750 if first => (short, Act::LeavePending),
         2750..2752 if first => (short, Act::Hang),
+        2752 if first => (short, Act::Abort),
+        // Until all attempts are spent.
+        2753 if detail % 4 == 0 => (short, Act::Abort),
         // Longer than `MIN_IDLE`, some of them: they are kept fresh.
         2760..2800 => (ms(300 + detail % 3_000), Act::Ack),
         _ => (short, Act::Ack),

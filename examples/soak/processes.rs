@@ -171,8 +171,9 @@ impl Processes {
         }
     }
 
-    /// Notices the processes that have ended; returns the slots of those that nobody had told to.
-    pub fn look(&mut self) -> Vec<usize> {
+    /// Notices the processes that have ended; returns the slots of those that nobody had told to, and
+    /// how they ended.
+    pub fn look(&mut self) -> Vec<(usize, End)> {
         let mut unexpected = Vec::new();
         for slot in 0..self.slots.len() {
             let Some(running) = &mut self.slots[slot].running else {
@@ -204,13 +205,17 @@ impl Processes {
                 (Some(_), Some((left, given_back))) if status.success() => {
                     End::Stopped { left, given_back }
                 }
+                // A kill like any other.
+                _ if aborted(&self.past[running.number].journal) => End::Killed,
                 _ => {
                     eprintln!("soak: process {} ended ({status})", running.child.id());
-                    unexpected.push(slot);
                     End::ByItself
                 }
             };
             self.gone(&running, end);
+            if !matches!(end, End::Stopped { .. }) {
+                unexpected.push((slot, end));
+            }
         }
         unexpected
     }
@@ -243,6 +248,14 @@ impl Drop for Processes {
             self.kill(slot);
         }
     }
+}
+
+/// Whether the last thing that a process did was what its handler was meant to do to it. (Others may have
+/// written something while it was on its way.)
+fn aborted(journal: &Path) -> bool {
+    let journal = std::fs::read_to_string(journal).unwrap_or_default();
+    let last = journal.lines().rev().take(100);
+    last.into_iter().any(|line| line.ends_with(" abort"))
 }
 
 fn listen(output: impl BufRead, said: &Mutex<Said>) {

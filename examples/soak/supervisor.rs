@@ -347,6 +347,7 @@ fn verdict_of(act: Act) -> Verdict {
         Act::Error => Verdict::Error,
         Act::Panic => Verdict::Panic,
         Act::Hang => Verdict::Hang,
+        Act::Abort => Verdict::Abort,
     }
 }
 
@@ -361,6 +362,7 @@ async fn answer(act: Act) -> Result<Outcome, BoxError> {
         Act::Error => return Err("an error on purpose".into()),
         Act::Panic => std::panic::panic_any(ON_PURPOSE),
         Act::Hang => std::future::pending().await,
+        Act::Abort => std::process::abort(),
     })
 }
 
@@ -389,7 +391,7 @@ impl BatchHandler for Bulk {
         let for_all = begun
             .iter()
             .map(|(_, act)| *act)
-            .find(|act| matches!(act, Act::Error | Act::Panic | Act::Hang));
+            .find(|act| matches!(act, Act::Error | Act::Panic | Act::Hang | Act::Abort));
         let mut outcomes = Vec::with_capacity(batch.len());
         for ((body, context), (_, act)) in batch.iter().zip(&begun) {
             let verdict = verdict_of(for_all.unwrap_or(*act));
