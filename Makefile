@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 servers := $(CURDIR)/target/servers
 
-.PHONY: help demo fuzz test lint servers clean-servers need-cargo
+.PHONY: help demo fuzz soak test lint servers clean-servers need-cargo
 
 help: ## list the targets
 	@echo "streamvisor: supervised consumers of Redis and Valkey streams"
@@ -34,6 +34,12 @@ demo: need-cargo ## run examples/earthquakes against a Redis of its own (or REDI
 
 fuzz: need-cargo ## fuzz what decodes replies and entries, ten minutes each (JOBS=n side by side)
 	scripts/fuzz.sh
+
+soak: need-cargo ## two minutes of faults, then every entry is accounted for (SEED=n repeats a run)
+	@set -e; [[ -x "$(servers)/redis-8/redis-server" ]] || scripts/servers.sh redis-8; \
+	set -x; \
+	cargo run --release --features fail_points --example soak -- --minutes 2 $(if $(SEED),--seed $(SEED)) \
+	    --server "$(servers)/redis-8/redis-server"
 
 test: need-cargo servers ## run all tests, against every server version
 	@set -e; if cargo nextest --version >/dev/null 2>&1; then \

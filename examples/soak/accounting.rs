@@ -110,6 +110,8 @@ pub struct Evidence {
     pub loses_after: Micros,
     /// When everything had come to rest.
     pub at: Micros,
+    /// When the server was started last: it does not remember for how long a consumer is gone.
+    pub server_started: Micros,
     /// A consumer that is gone for so long, with nothing pending, is removed.
     pub forgotten_after: Micros,
     pub groups: Vec<GroupRules>,
@@ -259,7 +261,7 @@ fn check_group(evidence: &Evidence, group: usize, findings: &mut Findings) {
         } else {
             check_number(rules, &name, &account, findings);
         }
-        check_attempts(&name, &account, findings);
+        check_attempts(evidence, &name, &account, findings);
         for (id, runs) in &account.runs {
             if !account.entries.contains(id) {
                 let text = format!("{name}: {} is not an entry of that group", show(*id));
@@ -341,15 +343,28 @@ fn check_number(rules: &GroupRules, name: &str, account: &Account<'_>, findings:
 }
 
 /// No attempt was counted that was not made: or an entry would be given up before its time.
-fn check_attempts(name: &str, account: &Account<'_>, findings: &mut Findings) {
+fn check_attempts(evidence: &Evidence, name: &str, account: &Account<'_>, findings: &mut Findings) {
+    let Some((published_at_ms, _)) = account.entries.first() else {
+        return;
+    };
+    let deaths: Vec<Micros> = evidence
+        .processes
+        .iter()
+        .filter_map(|process| match process.end {
+            Some((at, End::Killed | End::ByItself)) => Some(at),
+            _ => None,
+        })
+        .filter(|at| *at >= published_at_ms * 1000)
+        .collect();
     let mut made = 0;
     // Entries of a number come one after the other, so their runs do.
     for (entries, (id, runs)) in (1..).zip(&account.runs) {
         for run in runs {
             made += 1;
-            // The server cannot tell what a dead process had fetched from what it had started, so each
-            // entry may have one too many; and one that was killed may have been about to start it.
-            let most = made + entries + 1;
+            // The server cannot tell what was fetched from what was started, so each entry may have one too
+            // many. A process that died may have been about to start it.
+            let deaths = deaths.iter().filter(|at| **at <= run.at).count() as u64;
+            let most = made + entries + deaths;
             if run.started.attempt > most {
                 let attempt = run.started.attempt;
                 let text = format!(
@@ -562,7 +577,7 @@ fn check_leftovers(evidence: &Evidence, findings: &mut Findings) {
                 let leaves_some = matches!(
                     process.end,
                     Some((at, End::Killed | End::Stopped { given_back: 1.., .. }))
-                        if at + evidence.forgotten_after >= evidence.at
+                        if at.max(evidence.server_started) + evidence.forgotten_after >= evidence.at
                 );
                 leaves_some && consumer.contains(&format!("-{}-", process.pid))
             });
@@ -874,10 +889,12 @@ mod tests {
     #[test]
     fn attempts_that_were_not_made_are_not_counted() {
         let mut evidence = all_well();
-        evidence.runs[0].started.attempt = 3;
+        evidence.runs[0].started.attempt = 2;
         finds(&evidence, &[]);
-        evidence.runs[0].started.attempt = 4;
+        evidence.runs[0].started.attempt = 3;
         finds(&evidence, &["attempts that were not made"]);
+        evidence.processes[1].end = Some((5 * SECOND, End::Killed));
+        finds(&evidence, &[]);
     }
 
     #[test]
@@ -938,6 +955,8 @@ mod tests {
         finds(&evidence, &[]);
         evidence.at = 120 * SECOND;
         finds(&evidence, &["left over"]);
+        evidence.server_started = 90 * SECOND;
+        finds(&evidence, &[]);
     }
 
     #[test]

@@ -27,11 +27,13 @@ pub fn gather(
     published: Vec<Vec<Published>>,
     past: &[Past],
     disturbances: Vec<Disturbance>,
+    server_started: Micros,
 ) -> Result<Evidence, BoxError> {
     let loses_after = MIN_IDLE - MIN_IDLE / 3 - MARGIN;
     let mut evidence = Evidence {
         loses_after: Micros::try_from(loses_after.as_micros())?,
         at: now(),
+        server_started,
         // They are looked for that often too.
         forgotten_after: Micros::try_from((CONSUMER_TTL * 3).as_micros())?,
         disturbances,

@@ -169,6 +169,15 @@ impl Injector {
         })
     }
 
+    /// When the server was started for the last time, if it was killed.
+    pub fn server_started(&self) -> Micros {
+        let kills = self
+            .faults
+            .iter()
+            .filter(|fault| fault.kind == "server killed");
+        kills.filter_map(|fault| fault.to).max().unwrap_or_default()
+    }
+
     /// Whether the server can be asked something now.
     pub fn server_answers(&self) -> bool {
         !self

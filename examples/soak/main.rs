@@ -209,6 +209,7 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
         published,
         &processes.past,
         disturbances,
+        injector.server_started(),
     )?;
     let connections = connections(&mut client)?;
     drop((processes, server));
