@@ -1182,11 +1182,11 @@ async fn consumes(key: &[u8], group: &str) {
         .subscribe(recorder.on(Subscription::reclaim(key, LONG).named("reclaim")));
     let supervisor = Supervisor::start(topology).await.unwrap();
     for _ in 0..10 {
-        server.command(&[b"XADD", key, b"*", b"_payload", b"1"]);
+        server.command(&[&b"XADD"[..], key, b"*", b"_payload", b"1"]);
     }
     recorder.reaches(20).await;
     eventually(SOON, "nothing is pending", || {
-        let pending = server.command(&[b"XPENDING", key, group.as_bytes()]);
+        let pending = server.command(&[&b"XPENDING"[..], key, group.as_bytes()]);
         pending.as_array()[0].as_int() == 0
     })
     .await;

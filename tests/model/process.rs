@@ -45,11 +45,13 @@ impl Held {
         self.count_before + 1
     }
 
-    /// What the server has for it.
+    /// What the server has for it, as far as is known here.
     pub fn count_now(&self) -> u8 {
-        match self.stage {
-            Stage::Waiting if !self.fresh => self.count_before,
-            _ => self.count(),
+        let started = self.asked && self.stage != Stage::Waiting;
+        if self.fresh || started {
+            self.count()
+        } else {
+            self.count_before
         }
     }
 }

@@ -486,6 +486,8 @@ impl World {
                     && process.step.is_none()
                     && self.has_room(process)
                     && process.held(id).is_none()
+                    // One consumer does both here, and does not take from itself what is on its way to it.
+                    && !process.expects(id)
                     && (pending.old || self.is(Broken::IdleUnchecked))
                     && (pending.old || pending.owner != process.name);
                 if !goes {
