@@ -168,7 +168,7 @@ fn worker_topology(role: &str, port: u16, stream: &str) -> Topology {
         let five = RetryPolicy::exponential(ms(10)).max_attempts(5);
         starts.then_act(
             draft
-                .workers(1)
+                .workers(4)
                 .retry(five.then_dead_letter())
                 .dead_letter(format!("{stream}.dead")),
         )
@@ -1609,4 +1609,42 @@ async fn what_is_in_hand_is_registered_in_a_group_that_was_made_again_however_of
     supervisor.shutdown().await.unwrap();
     assert_eq!((recorder.count(), recorder.distinct()), (2, 2));
     heard.assert_nobody_crashed();
+}
+
+/// Deleted and made anew in one step while nobody was reading: no reply says so. What was known of the old
+/// stream must not decide what becomes of the new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_was_made_anew_group_and_all_is_noticed_without_an_error() {
+    for version in Version::ALL {
+        let server = Server::start(version);
+        let stream = stream_of(&server, "anew");
+        let gate = Gate::closed();
+        let recorder = Recorder::behind(&gate);
+        let tail = Subscription::tail(&*stream).max_in_flight(1).block(ms(200));
+        let supervisor = Supervisor::start(topology(&server.url()).subscribe(recorder.on(tail)))
+            .await
+            .unwrap();
+        let heard = Heard::of(&supervisor);
+        fill(&server, &stream, 1);
+        recorder.reaches(1).await;
+        let anew = "redis.call('DEL', KEYS[1]) \
+                    redis.call('XADD', KEYS[1], '5-1', '_payload', 'new') \
+                    redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0')";
+        let reply = server.command(&["EVAL", anew, "1", &stream, GROUP]);
+        assert!(reply.as_error().is_none(), "{reply:?}");
+        gate.open();
+        heard.wait("it is noticed", is_remade).await;
+        recorder.reaches(2).await;
+        all_acknowledged(&server, &stream).await;
+        // This the reader is told. It knows where the new stream stood, and replays nothing of it.
+        server.command(&["XGROUP", "DESTROY", &stream, GROUP]);
+        let remade = || heard.count(|event| is_remade(event).is_some());
+        eventually(SOON, "the group is made again", || remade() == 2).await;
+        server.xadd(&stream, &[("_payload", "newer")]);
+        recorder.reaches(3).await;
+        all_acknowledged(&server, &stream).await;
+        supervisor.shutdown().await.unwrap();
+        assert_eq!((recorder.count(), remade()), (3, 2), "{version}");
+        heard.assert_nobody_crashed();
+    }
 }

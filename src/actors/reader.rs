@@ -22,7 +22,7 @@ use futures_util::stream::FuturesOrdered;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::watch;
 
-use self::upkeep::LOOK_FOR_HOT_KEY_EVERY;
+use self::upkeep::{LOOK_AT_GROUP_EVERY, LOOK_FOR_HOT_KEY_EVERY};
 use super::condition::Part;
 use super::delays::Delays;
 use super::drain::rest;
@@ -119,6 +119,7 @@ pub(crate) struct ReaderState {
     /// It is the purge's turn, and not that of a read.
     purge_turn: bool,
     look_for_hot_key_at: Instant,
+    look_at_group_at: Instant,
 }
 
 /// The word to stop reading: the tree's, or the subscription's own, which may be taken back.
@@ -203,6 +204,7 @@ impl Actor for Reader {
             purge_at: Instant::now(),
             purge_turn: false,
             look_for_hot_key_at: Instant::now(),
+            look_at_group_at: Instant::now(),
         })
     }
 
@@ -304,6 +306,14 @@ impl ReaderState {
         let nothing_outstanding = self.reads.is_empty() && self.arrived.is_empty();
         if nothing_outstanding && self.take_up(&connection).await? {
             return Ok(());
+        }
+        if self.look_at_group_at <= Instant::now() {
+            let every = self.subscription.plan.settings.block;
+            self.look_at_group_at = Instant::now() + every.max(LOOK_AT_GROUP_EVERY);
+            let look = upkeep::was_moved_back(&self.tree, &self.subscription);
+            if self.stop.or(look).await.transpose()? == Some(true) {
+                upkeep::remake_group(&self.tree, &self.subscription, false).await?;
+            }
         }
         let due = self.subscription.cursor().recovery_due(Instant::now());
         // What a read has brought and nobody has taken yet is pending, and would be taken for lost.
@@ -600,7 +610,7 @@ impl ReaderState {
         let pause = match error {
             ServerError::Blocked(_) => BLOCKED_FOR,
             ServerError::GroupGone(_) => {
-                match upkeep::remake_group(&self.tree, &self.subscription).await {
+                match upkeep::remake_group(&self.tree, &self.subscription, true).await {
                     Ok(()) => return Ok(()),
                     Err(error) => {
                         self.subscription.condition.trouble(Part::Reading, &error);

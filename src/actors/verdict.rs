@@ -76,6 +76,18 @@ pub(crate) fn is_spent(received: &Received, settings: &Settings) -> bool {
             .is_some()
 }
 
+/// Whether it may be what ended the process that had it before: it was started twice without a verdict, or
+/// this is its last attempt, and the start before that may have been one.
+///
+/// Such entries begin one at a time, see [`Turn`](message::Turn): of several that run when the process dies
+/// none could be told from the one that it died of. What runs beside it for the first time may be counted
+/// once more for it, and is a suspect itself then.
+pub(crate) fn is_suspect(received: &Received, settings: &Settings) -> bool {
+    let started = received.count_before();
+    let is_last = || settings.retry.end_after(received.attempt()).is_some();
+    !received.fresh && (started >= 2 || started == 1 && is_last())
+}
+
 fn delay(policy: &RetryPolicy, received: &Received) -> Duration {
     Delays::after(policy.initial, policy.max_delay, received.attempt())
 }

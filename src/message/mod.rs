@@ -11,6 +11,7 @@ mod key;
 mod outcome;
 mod publisher;
 mod received;
+mod suspect;
 
 pub use codec::{Codec, CodecError, Fields, Json, Raw};
 pub use delivery::{Delivery, NotStored, Settlement};
@@ -27,6 +28,7 @@ pub(crate) use headers::wire;
 pub(crate) use outcome::{Verdict, with_causes};
 pub(crate) use publisher::{Append, Appended};
 pub(crate) use received::{Received, Source};
+pub(crate) use suspect::{ALONE_FOR, Turn};
 
 /// The error type that handlers return: any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,13 +1,14 @@
 //! An entry that was handed to this process: where it came from and how often it was tried.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::headers::wire;
+use super::suspect::Turn;
 use super::{Entry, EntryId, Headers, Publisher, StreamKey};
 
 /// The header of a recovered delivery that holds its delivery count, this start included.
@@ -62,6 +63,8 @@ pub(crate) struct Received {
     /// The server has counted its start.
     counted: AtomicBool,
     returns: AtomicU32,
+    /// It is the one suspect of this process that has begun; given back with the entry at the latest.
+    turn: Mutex<Option<Turn>>,
 }
 
 impl Received {
@@ -113,6 +116,7 @@ impl Received {
             lost: AtomicBool::new(false),
             counted: AtomicBool::new(fresh),
             returns: AtomicU32::new(0),
+            turn: Mutex::default(),
         }
     }
 
@@ -133,6 +137,25 @@ impl Received {
     /// The server has counted its start.
     pub(crate) fn start_counted(&self) {
         self.counted.store(true, Ordering::Release);
+    }
+
+    /// From now until it is settled, or [`end_turn`](Self::end_turn), no other suspect begins.
+    pub(crate) fn take_turn(&self, turn: Turn) {
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
+    }
+
+    pub(crate) fn end_turn(&self) {
+        self.turn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+    }
+
+    pub(crate) fn has_turn(&self) -> bool {
+        self.turn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
     }
 
     /// The server's count as it is.

@@ -81,7 +81,7 @@ pub enum Event {
     Crashed { child: Child, error: String },
     /// A crashed actor runs again; `restarts` counts those of this actor so far.
     Restarted { child: Child, restarts: u64 },
-    /// The group was missing and was made again.
+    /// The group was missing and was made again, or somebody moved it back.
     GroupRemade {
         subscription: Arc<str>,
         last_delivered: EntryId,
@@ -192,7 +192,7 @@ impl fmt::Display for Event {
                 last_delivered,
             } => write!(
                 f,
-                "the group of `{subscription}` was missing; it goes on after {last_delivered}"
+                "the group of `{subscription}` was missing or moved back; it goes on after {last_delivered}"
             ),
             Event::Recovered {
                 subscription,

@@ -111,6 +111,15 @@ pub(crate) async fn attach(
     })
 }
 
+/// The last id that the group delivered; `None` if there is no such group.
+pub(crate) async fn position(
+    conn: &Connection,
+    group: &Group,
+) -> Result<Option<EntryId>, ServerError> {
+    let found = find(conn, group).await?;
+    Ok(found.map(|found| found.last_delivered))
+}
+
 async fn find(conn: &Connection, group: &Group) -> Result<Option<GroupSummary>, ServerError> {
     let groups = groups(conn, &group.stream).await?;
     Ok(groups
@@ -165,7 +174,7 @@ pub(crate) struct Remade {
 
 /// Makes the group again, or follows it where it exists; see "The group disappears" in
 /// ARCHITECTURE.md. `in_hand` is what this process works on (id, owning consumer, delivery count):
-/// in a new group it is made pending again, where the entry exists.
+/// what of it exists and is pending for nobody is made pending again.
 pub(crate) async fn remake(
     conn: &Connection,
     group: &Group,
@@ -212,21 +221,18 @@ pub(crate) async fn remake(
         }
     };
     let last_delivered = frame::id(last_delivered)?;
-    // In a group that was never missing, what is not pending was settled.
-    if saw_missing || action != Remaking::Followed {
-        for chunk in in_hand.chunks(super::keep_alive::CHUNK) {
-            let mut ids = Ids::with_capacity(chunk.len());
-            let mut args = Vec::with_capacity(1 + 3 * chunk.len());
-            args.push(group.arg());
-            for (id, consumer, count) in chunk {
-                args.extend([
-                    ids.encode(*id),
-                    encode_text(consumer),
-                    encode_number(*count),
-                ]);
-            }
-            conn.script(&REGISTER, vec![group.key()], args).await?;
+    for chunk in in_hand.chunks(super::keep_alive::CHUNK) {
+        let mut ids = Ids::with_capacity(chunk.len());
+        let mut args = Vec::with_capacity(1 + 3 * chunk.len());
+        args.push(group.arg());
+        for (id, consumer, count) in chunk {
+            args.extend([
+                ids.encode(*id),
+                encode_text(consumer),
+                encode_number(*count),
+            ]);
         }
+        conn.script(&REGISTER, vec![group.key()], args).await?;
     }
     Ok(Remade {
         last_delivered,

@@ -169,9 +169,14 @@ impl Lane {
 
     /// Takes away what waits, but for an entry whose start is being counted.
     pub(super) fn take_waiting(&self) -> Vec<Arc<Received>> {
+        self.take_waiting_behind(0)
+    }
+
+    /// The same for what waits behind the first so many.
+    pub(super) fn take_waiting_behind(&self, kept: usize) -> Vec<Arc<Received>> {
         let counted = usize::from(self.counting.load(Ordering::Acquire));
         let queue = &mut self.lock().queue;
-        queue.drain(counted.min(queue.len())..).collect()
+        queue.drain(counted.max(kept).min(queue.len())..).collect()
     }
 
     /// Ends what runs with its worker, but for what an actor was given: that reports itself when it is

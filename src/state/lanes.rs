@@ -690,11 +690,22 @@ impl Lanes {
     /// Puts what waits in a lane, behind a run that takes its time or a worker that has died, before all
     /// workers again. Under `ordered_by` it has to wait.
     pub(crate) fn share_out(&self, worker: usize) {
-        let Some(lane) = self.lane(worker).filter(|_| self.ordered_by.is_none()) else {
+        if let Some(lane) = self.lane(worker) {
+            self.share_out_behind(&lane, 0);
+        }
+    }
+
+    /// The same for what waits behind the head of the worker's lane.
+    pub(crate) fn share_out_rest(&self, seat: &Seat) {
+        self.share_out_behind(&seat.lane, 1);
+    }
+
+    fn share_out_behind(&self, lane: &Lane, kept: usize) {
+        if self.ordered_by.is_some() {
             return;
-        };
+        }
         let mut buffer = lock(&self.buffer);
-        let waiting = lane.take_waiting();
+        let waiting = lane.take_waiting_behind(kept);
         if waiting.is_empty() {
             return;
         }

@@ -52,7 +52,8 @@ impl Calls {
             post.until_certain().await;
             return;
         }
-        if !next.fresh && !post.count_start(&next).await {
+        let may_begin = next.fresh || post.turn_of(&next).await && post.count_start(&next).await;
+        if !may_begin {
             return;
         }
         let Some(runner) = self.runner.as_mut() else {

@@ -19,7 +19,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::supervisor::{KILLED, LAST_WORD};
 use super::tree::{Order, SubscriptionState, Tree};
-use crate::message::Received;
+use super::verdict::is_suspect;
+use crate::message::{ALONE_FOR, Received, Turn};
 use crate::observe::Event;
 use crate::state::{Reason, Seat, StartAnswer, StartJob};
 use crate::topology::{Code, WorkPlace, Worker};
@@ -219,6 +220,30 @@ impl Post {
         })
     }
 
+    /// Waits until the entry at the head of the lane, which did not come fresh, may begin. Whether it may; if
+    /// not, there is news.
+    async fn turn_of(&mut self, next: &Arc<Received>) -> bool {
+        let subscription = &self.subscription;
+        if next.has_turn() || !is_suspect(next, &subscription.plan.settings) {
+            return true;
+        }
+        // The other workers need not wait with this one.
+        subscription.lanes.share_out_rest(&self.seat);
+        let turn = tokio::select! {
+            turn = Turn::of_one() => turn,
+            () = subscription.lanes.woken(&self.seat) => return false,
+            _ = self.order.wait_for(|order| order.stop) => return false,
+        };
+        next.take_turn(turn);
+        // Given back meanwhile, it has no use for it.
+        let at_head = |head: Arc<Received>| Arc::ptr_eq(&head, next);
+        let goes_on = subscription.lanes.next(&self.seat).is_some_and(at_head);
+        if !goes_on {
+            next.end_turn();
+        }
+        goes_on
+    }
+
     /// Has the server count the start of an entry that did not come fresh from it. Whether it may be
     /// started.
     async fn count_start(&mut self, next: &Arc<Received>) -> bool {
@@ -240,6 +265,15 @@ impl Post {
         match answer {
             Ok(StartAnswer::Counted) => {
                 next.start_counted();
+                if next.has_turn() {
+                    let suspect = Arc::downgrade(next);
+                    tokio::spawn(async move {
+                        tokio::time::sleep(ALONE_FOR).await;
+                        if let Some(suspect) = suspect.upgrade() {
+                            suspect.end_turn();
+                        }
+                    });
+                }
                 self.subscription.at("handler.counted");
                 return true;
             }

@@ -183,7 +183,11 @@ impl Sends {
         }
         self.alone = !next.fresh;
         if !next.fresh {
-            if post.count_start(&next).await {
+            let may_begin = tokio::select! {
+                () = self.ended() => false,
+                may_begin = post.turn_of(&next) => may_begin,
+            };
+            if may_begin && post.count_start(&next).await {
                 let counted = |it: &Received| it.id() == next.id();
                 if let Some(run) = lanes.give(&post.seat, counted) {
                     self.deliver(post, run);

@@ -13,6 +13,9 @@ use crate::server::{Connection, ServerError, group};
 /// How often consumers that are gone are looked for, at the least.
 pub(super) const TIDY_EVERY: Duration = Duration::from_secs(600);
 
+/// How often it is looked where the group stands: with every blocking read, but no more often than this.
+pub(super) const LOOK_AT_GROUP_EVERY: Duration = Duration::from_secs(1);
+
 /// How often a key is looked for that fills most of what may be in flight.
 pub(super) const LOOK_FOR_HOT_KEY_EVERY: Duration = Duration::from_secs(1);
 
@@ -66,10 +69,27 @@ pub(super) async fn tidy(
     }
 }
 
-/// Makes the group again, or follows it where somebody else did.
+/// Whether the group stands before what was read of it. It may have been deleted with its stream and made
+/// anew, or been moved back, without an error that would have said so.
+pub(super) async fn was_moved_back(
+    tree: &Tree,
+    subscription: &SubscriptionState,
+) -> Result<bool, ServerError> {
+    let group = &subscription.group.group;
+    let mark = subscription.cursor().mark();
+    match group::position(&tree.settling, group).await? {
+        // It may be ahead: others read on.
+        Some(stands_at) => Ok(stands_at < mark),
+        None => Err(ServerError::GroupGone(format!("there is no {group}"))),
+    }
+}
+
+/// Makes the group again if it is missing, or follows it where it exists. `saw_missing`: this process was
+/// told that it is, or was.
 pub(super) async fn remake_group(
     tree: &Tree,
     subscription: &SubscriptionState,
+    saw_missing: bool,
 ) -> Result<(), ServerError> {
     let group = &subscription.group;
     // Nothing is settled from here on until what is in hand is registered.
@@ -92,7 +112,7 @@ pub(super) async fn remake_group(
         .iter()
         .map(|(id, consumer, count)| (*id, &**consumer, *count))
         .collect();
-    let remade = group::remake(&tree.settling, &group.group, mark, true, &in_hand).await?;
+    let remade = group::remake(&tree.settling, &group.group, mark, saw_missing, &in_hand).await?;
     group.missing.store(false, Ordering::Release);
     group.queue.look_again();
     for other in in_group {

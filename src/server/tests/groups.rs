@@ -97,11 +97,11 @@ async fn a_group_that_disappeared_is_made_again_as_the_table_says() {
             assert_eq!(stage.pending(), expected);
         };
 
-        // It exists: it is the truth, down too, and what is not pending was settled.
+        // It exists: it is the truth, down too. What is in hand is pending there.
         fresh(6);
         stage.server.xgroup_create(STREAM, "g", "3-1");
         assert_eq!(remade(id(5), false).await, (Remaking::Followed, id(3)));
-        pending(&[]);
+        pending(&[(2, "c", 5), (4, "d", 1)]);
 
         // Missing, the stream reaches the mark: the highest of the mark and what is in hand, and no
         // further than the stream does. What is in hand and exists is pending again.
