@@ -428,13 +428,11 @@ async fn entries_that_are_gone_are_taken_off_the_pending_list_although_claim_pas
     let heard = Heard::of(&supervisor);
     settled(&server).await;
     assert_eq!(recorder.count(), 4);
-    let mut gone: Vec<String> = Vec::new();
-    for event in heard.all() {
-        if let Event::Gone { ids, .. } = event {
-            gone.extend(ids.iter().map(ToString::to_string));
-        }
-    }
-    assert_eq!(gone, [ids[0].clone(), ids[4].clone()]);
+    eventually(SOON, "both are reported as gone", || {
+        let gone = heard.gone();
+        gone.iter().map(ToString::to_string).collect::<Vec<_>>() == [&*ids[0], &*ids[4]]
+    })
+    .await;
     supervisor.shutdown().await.unwrap();
 }
 

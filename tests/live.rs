@@ -448,7 +448,7 @@ async fn ten_thousand_pauses_and_resumes_under_load_lose_nothing_and_repeat_noth
         assert!(recorder.overlapped().is_empty());
         assert!(recorder.calls().iter().all(|call| call.attempt == 1));
         assert!(
-            rests.reached() > 100,
+            rests.reached() > 20,
             "it stood still {} times",
             rests.reached()
         );

@@ -242,6 +242,7 @@ async fn b10_b43_an_idle_tail_reads_once_a_block_period_and_asks_for_nothing_els
             "client|unblock",
             "xpending",
             "xadd",
+            "xinfo|groups",
         ];
         let stats = server.info("commandstats");
         let calls = |line: &String| -> u64 {
@@ -254,14 +255,18 @@ async fn b10_b43_an_idle_tail_reads_once_a_block_period_and_asks_for_nothing_els
         });
         counted.map(|(_, line)| calls(line)).sum()
     };
-    let before = others(&server);
+    let looks = |server: &Server| server.commandstat("xinfo|groups");
+    let before = (others(&server), looks(&server));
     let took = time_of(&server, "xreadgroup", 3).await;
     // The server looks at blocked clients every 100 ms, and never ends a block early.
     assert!(
         took >= 3 * block - Duration::from_millis(100),
         "3 reads within {took:?}"
     );
-    assert_eq!(others(&server), before, "{:?}", server.info("commandstats"));
+    let stats = server.info("commandstats");
+    assert_eq!(others(&server), before.0, "{stats:?}");
+    // Where the group stands, which nothing else would tell: once a second at most.
+    assert!(looks(&server) <= before.1 + 1 + took.as_secs(), "{stats:?}");
     supervisor.shutdown().await.unwrap();
 }
 
@@ -591,6 +596,8 @@ async fn b68_counts_are_right_however_much_the_consumer_has_pending_already() {
     let reclaim = Subscription::reclaim("s", LONG)
         .consumer("r")
         .block(SHORT)
+        // Then as much is in hand as may be, however slow its handlers.
+        .ordered_by("key")
         .workers(4);
     let topology = topology(&server.url()).subscribe(recorder.on(reclaim));
     let supervisor = Supervisor::start(topology).await.unwrap();
@@ -927,6 +934,45 @@ async fn kept_ten_times(server: &Server) {
         server.commandstat("evalsha") >= kept + 10
     })
     .await;
+}
+
+/// What would wait here for long is left to others: of a slow handler's backlog there is as much in hand as
+/// keeps its workers busy, and as soon as it is quick, as much as may be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_handler_holds_few_entries_and_a_quick_one_many() {
+    const WORKERS: i64 = 4;
+    let server = Server::start(Version::Redis8);
+    let gate = Gate::closed();
+    server.add_numbers("s", 0..1_000);
+    let passes = gate.clone();
+    let recorder = Recorder::running(move |call| {
+        let gate = passes.clone();
+        async move {
+            match call.text().parse::<usize>().unwrap() {
+                0..500 => tokio::time::sleep(Duration::from_millis(30)).await,
+                500..2_000 => {}
+                _ => gate.passed().await,
+            }
+            Ok(Outcome::Ack)
+        }
+    });
+    let draft = Subscription::tail("s")
+        .start(Start::Beginning)
+        .workers(WORKERS as usize);
+    let topology = topology(&server.url()).subscribe(recorder.on(draft));
+    let supervisor = Supervisor::start(topology).await.unwrap();
+    // Until the first calls have ended nothing is known of how long they take.
+    let in_hand = || server.xpending_count("s", GROUP);
+    eventually(SOON, "few are in hand", || {
+        recorder.count() < 500 && (1..=3 * WORKERS).contains(&in_hand())
+    })
+    .await;
+    recorder.reaches(1_000).await;
+    server.add_numbers("s", 1_000..6_000);
+    eventually(SOON, "many are in hand", || in_hand() >= 50 * WORKERS).await;
+    gate.open();
+    recorder.reaches(6_000).await;
+    supervisor.shutdown().await.unwrap();
 }
 
 /// B106: a fast reader filled the memory with what nobody had time for.

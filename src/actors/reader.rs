@@ -56,8 +56,9 @@ pub(crate) enum ReaderMessage {
 #[cfg(feature = "cluster")]
 impl ractor::Message for ReaderMessage {}
 
-/// What a read was to bring at most, and what it brought.
-type Reply = (usize, Result<Fetched, ServerError>);
+/// What a read was to bring at most, how long its answer took where it did not wait for entries, and what it
+/// brought.
+type Reply = (usize, Option<Duration>, Result<Fetched, ServerError>);
 
 /// What a read brought.
 #[derive(Default)]
@@ -120,6 +121,8 @@ pub(crate) struct ReaderState {
     purge_turn: bool,
     look_for_hot_key_at: Instant,
     look_at_group_at: Instant,
+    /// How long the server takes to answer a read, smoothed.
+    answer: Duration,
 }
 
 /// The word to stop reading: the tree's, or the subscription's own, which may be taken back.
@@ -205,6 +208,7 @@ impl Actor for Reader {
             purge_turn: false,
             look_for_hot_key_at: Instant::now(),
             look_at_group_at: Instant::now(),
+            answer: Duration::ZERO,
         })
     }
 
@@ -343,9 +347,12 @@ impl ReaderState {
                 () = tokio::time::sleep(UNBLOCK_AGAIN), if stopping => connection.unblock().await,
             }
         };
-        let Some((asked, reply)) = reply else {
+        let Some((asked, took, reply)) = reply else {
             return Ok(());
         };
+        if let Some(took) = took {
+            self.answer = self.answer / 4 * 3 + took / 4;
+        }
         self.subscription.at("reader.reply");
         let fetched = reply?;
         if !fetched.claimed.is_empty() {
@@ -415,17 +422,21 @@ impl ReaderState {
             );
             let consumer = Arc::clone(&self.subscription.source.consumer);
             let plain = std::mem::take(&mut self.plain);
-            let read: BoxFuture<'static, Reply> = match claim.filter(|_| !plain) {
-                None => Box::pin(async move {
-                    let read = read::read_fresh(connection, group, consumer, count, block).await;
-                    (count, read.map(Fetched::from))
-                }),
-                Some(idle) => Box::pin(async move {
-                    let read =
-                        read::read_claiming(connection, group, consumer, count, block, idle).await;
-                    (count, read.map(Fetched::from))
-                }),
-            };
+            let claim = claim.filter(|_| !plain);
+            let read: BoxFuture<'static, Reply> = Box::pin(async move {
+                let sent = Instant::now();
+                let fetched = match claim {
+                    None => read::read_fresh(connection, group, consumer, count, block)
+                        .await
+                        .map(Fetched::from),
+                    Some(idle) => {
+                        read::read_claiming(connection, group, consumer, count, block, idle)
+                            .await
+                            .map(Fetched::from)
+                    }
+                };
+                (count, block.is_none().then(|| sent.elapsed()), fetched)
+            });
             self.reads.push_back(read);
             if at_end {
                 return;
@@ -442,6 +453,7 @@ impl ReaderState {
             .in_flight
             .usage(self.subscription.source.index);
         let most = self.subscription.max_in_flight.load(Ordering::Relaxed);
+        let most = most.min(self.subscription.lanes.enough(self.answer));
         let room = room(
             usage,
             self.asked,
@@ -494,7 +506,7 @@ impl ReaderState {
         let source = &self.subscription.source;
         let received = fresh
             .into_iter()
-            .map(|entry| Received::fresh(entry, source))
+            .map(|entry| Arc::new(Received::fresh(entry, source)))
             .collect();
         self.hand_over(received);
         self.subscription.at("reader.handed_over");
@@ -510,7 +522,7 @@ impl ReaderState {
     fn take_up_fresh(&self, entries: impl Iterator<Item = Entry>) {
         let source = &self.subscription.source;
         let received = entries
-            .map(|entry| Received::fresh(entry, source))
+            .map(|entry| Arc::new(Received::fresh(entry, source)))
             .collect();
         let again = self.hand_over(received) as u64;
         let read = &self.subscription.counters.read;
@@ -519,9 +531,9 @@ impl ReaderState {
 
     fn take_recovered(&mut self, entries: Vec<(Entry, u64, Duration)>) {
         let source = &self.subscription.source;
-        let received: Vec<Received> = entries
+        let received = entries
             .into_iter()
-            .map(|(entry, count, idle)| Received::recovered(entry, source, count, idle))
+            .map(|(entry, count, idle)| Arc::new(Received::recovered(entry, source, count, idle)))
             .collect();
         let handed = self.hand_over(received);
         if handed > 0 {
@@ -537,12 +549,12 @@ impl ReaderState {
 
     /// Registers what was read and puts it before the workers: one step, with nothing in between that
     /// could fail. Returns how many entries were new here.
-    fn hand_over(&self, received: Vec<Received>) -> usize {
+    fn hand_over(&self, received: Vec<Arc<Received>>) -> usize {
         let subscription = &self.subscription;
         let group = &subscription.group;
-        let foreign = |received: &Received| {
-            message::group_of(&received.entry)
-                .is_some_and(|of| of != subscription.plan.group.as_bytes())
+        let foreign = |received: &Arc<Received>| {
+            let group = subscription.plan.group.as_bytes();
+            received.is_copy && message::group_of(&received.entry).is_some_and(|of| of != group)
         };
         // Copies that another group asked for are none of this group's business.
         let (others, ours): (Vec<_>, Vec<_>) = if received.iter().any(foreign) {
@@ -553,7 +565,9 @@ impl ReaderState {
         if !others.is_empty() {
             let foreign_copies = &subscription.counters.foreign_copies;
             foreign_copies.fetch_add(others.len() as u64, Ordering::Relaxed);
-            group.queue.acknowledge(others.iter().map(Received::id));
+            group
+                .queue
+                .acknowledge(others.iter().map(|other| other.id()));
         }
         let new = group.in_flight.register(ours, Instant::now());
         let count = new.len();
@@ -651,10 +665,10 @@ impl ReaderState {
             };
             match reply {
                 None => return,
-                Some((asked, Ok(read))) => {
+                Some((asked, _, Ok(read))) => {
                     let _ = self.take(asked, read);
                 }
-                Some((_, Err(error))) => {
+                Some((_, _, Err(error))) => {
                     tracing::debug!(target: "streamvisor", subscription = %self.subscription.name(), %error, "a last read failed");
                     self.lose_track().await;
                 }

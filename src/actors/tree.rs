@@ -351,6 +351,7 @@ impl Tree {
                 settings.workers,
                 settings.ordered_by.clone(),
                 plan.handling.takes(),
+                plan.handling.messages().is_none() && plan.handling.forwards().is_none(),
             ),
             roster: Roster::new(),
             lease,
@@ -557,6 +558,25 @@ impl SubscriptionState {
         self.hold.borrow().is_final()
     }
 
+    /// These are done with, and need no more than an acknowledgement. They are in flight until the server has
+    /// stored it. To be followed by [`make_way_for_settler`](Self::make_way_for_settler).
+    pub(crate) fn acknowledge(
+        &self,
+        ids: impl IntoIterator<Item = EntryId, IntoIter: ExactSizeIterator>,
+    ) {
+        let ids = ids.into_iter();
+        let acknowledged = &self.counters.acknowledged;
+        acknowledged.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        self.group.queue.acknowledge(ids);
+    }
+
+    /// Whoever gave a verdict may block its thread a moment later.
+    pub(crate) fn make_way_for_settler(&self) {
+        if self.group.queue.has_woken() {
+            make_way();
+        }
+    }
+
     /// Does what a verdict on one of its entries asks for. The entry is in flight until the server has
     /// stored it.
     pub(crate) fn settle(&self, received: &Received, verdict: Verdict) {
@@ -603,10 +623,7 @@ impl SubscriptionState {
                 }
             }
         }
-        // Whoever gave the verdict may block its thread a moment later.
-        if group.queue.has_woken() {
-            make_way();
-        }
+        self.make_way_for_settler();
     }
 
     /// Entries were deleted while they were pending.

@@ -72,6 +72,14 @@ fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }
+    if digits.len() < 20 {
+        // It cannot overflow, and nearly all are as short.
+        let mut n = 0;
+        for &digit in digits {
+            n = n * 10 + u64::from(digit.is_ascii_digit().then(|| digit - b'0')?);
+        }
+        return Some(n);
+    }
     digits.iter().try_fold(0u64, |n, &digit| match digit {
         b'0'..=b'9' => n.checked_mul(10)?.checked_add(u64::from(digit - b'0')),
         _ => None,

@@ -22,6 +22,11 @@ pub(crate) mod wire {
     pub const DELIVERY_COUNT: &str = "redis-delivery-count";
     /// On a recovered delivery: how long it had been idle, in milliseconds.
     pub const IDLE_MS: &str = "redis-idle-ms";
+
+    /// Whether only copies have a field of this name, or nearly so.
+    pub fn is_of_copy(name: &[u8]) -> bool {
+        name.ends_with(b"retry-count") || name == RETRY_GROUP.as_bytes()
+    }
 }
 
 /// The headers of an entry: every field named `h:<name>`, under `<name>`, in the stream's order.

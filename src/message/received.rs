@@ -51,6 +51,8 @@ pub(crate) struct Received {
     pub bytes: usize,
     /// How many copies were made before this one.
     pub copies: u64,
+    /// It may be a copy that a group has asked for.
+    pub is_copy: bool,
     /// How often it is delivered, the coming start included.
     pub delivery_count: u64,
     /// How long it lay idle before it was read; zero for a fresh one.
@@ -63,7 +65,7 @@ pub(crate) struct Received {
     /// The server has counted its start.
     counted: AtomicBool,
     returns: AtomicU32,
-    /// It is the one suspect of this process that has begun; given back with the entry at the latest.
+    /// It is the one suspect of this process that has begun.
     turn: Mutex<Option<Turn>>,
 }
 
@@ -104,9 +106,12 @@ impl Received {
                 (wire::IDLE_MS, idle.as_millis().to_string()),
             ]
         };
+        // Few entries are, and the others are not looked through again and again.
+        let is_copy = entry.fields().any(|(name, _)| wire::is_of_copy(name));
         Received {
             bytes: entry.len_bytes(),
-            copies: copies(&entry),
+            copies: if is_copy { copies(&entry) } else { 0 },
+            is_copy,
             source: Arc::clone(source),
             entry,
             delivery_count,
@@ -145,6 +150,10 @@ impl Received {
     }
 
     pub(crate) fn end_turn(&self) {
+        if self.fresh {
+            // It never has one.
+            return;
+        }
         self.turn
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -191,15 +200,7 @@ fn copies(entry: &Entry) -> u64 {
             .and_then(|value| std::str::from_utf8(value).ok());
         text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0)
     };
-    // Both names begin with `h:`; an entry without headers is not looked through twice.
-    if entry
-        .fields()
-        .any(|(name, _)| name.starts_with(wire::HEADER))
-    {
-        count(wire::RETRY_COUNT).max(count(wire::FOREIGN_RETRY_COUNT))
-    } else {
-        0
-    }
+    count(wire::RETRY_COUNT).max(count(wire::FOREIGN_RETRY_COUNT))
 }
 
 /// What a handler is told of the entry it handles.

@@ -19,6 +19,7 @@ pub(crate) enum Listed {
     Nil,
 }
 
+#[cold]
 fn malformed(expected: &str, found: &Frame) -> ServerError {
     let mut found = format!("{found:?}");
     if let Some((end, _)) = found.char_indices().nth(200) {
@@ -40,6 +41,7 @@ pub(crate) fn checked(frame: Frame) -> Result<Frame, ServerError> {
 }
 
 /// The elements of an array; of nil, none.
+#[inline]
 pub(crate) fn array(frame: Frame) -> Result<Vec<Frame>, ServerError> {
     match frame {
         Frame::Array { data, .. } => Ok(data),
@@ -62,6 +64,7 @@ pub(crate) fn tuple<const N: usize>(frame: Frame) -> Result<[Frame; N], ServerEr
     })
 }
 
+#[inline]
 pub(crate) fn bytes(frame: Frame) -> Result<Bytes, ServerError> {
     match frame {
         Frame::BlobString { data, .. } | Frame::SimpleString { data, .. } => Ok(data),
@@ -97,6 +100,7 @@ pub(crate) fn milliseconds(frame: Frame) -> Result<Duration, ServerError> {
     Ok(Duration::from_millis(count(frame)?))
 }
 
+#[inline]
 pub(crate) fn id(frame: Frame) -> Result<EntryId, ServerError> {
     match &frame {
         Frame::BlobString { data, .. } | Frame::SimpleString { data, .. } => {
@@ -116,6 +120,7 @@ pub(crate) fn ids(frame: Frame) -> Result<Vec<EntryId>, ServerError> {
 }
 
 /// The fields of an entry, names and values in turn.
+#[inline]
 pub(crate) fn fields(frame: Frame) -> Result<Vec<Bytes>, ServerError> {
     let parts = array(frame)?;
     if parts.len() % 2 == 1 {
@@ -123,16 +128,14 @@ pub(crate) fn fields(frame: Frame) -> Result<Vec<Bytes>, ServerError> {
             "an entry has a field without a value".to_owned(),
         ));
     }
-    let mut fields = Vec::with_capacity(parts.len());
-    for part in parts {
-        fields.push(bytes(part)?);
-    }
-    Ok(fields)
+    // Collected like this they take the place of the frames that they were in, and nothing is allocated.
+    parts.into_iter().map(bytes).collect()
 }
 
 /// `[id, [name, value, …]]`, `[id, nil]` or nil, and what else stands behind them.
+#[inline]
 pub(crate) fn listed(frame: Frame) -> Result<(Listed, std::vec::IntoIter<Frame>), ServerError> {
-    if frame == Frame::Null {
+    if let Frame::Null = frame {
         return Ok((Listed::Nil, Vec::new().into_iter()));
     }
     let mut parts = array(frame)?.into_iter();

@@ -167,35 +167,39 @@ impl InFlight {
         self.keep_left(index, false);
     }
 
-    /// Takes in what was read. What is held already is left out of what it returns: it is being taken
+    /// Takes in what one subscription has read. What is held already is left out of what it returns: it is being taken
     /// care of.
-    pub(crate) fn register(&self, received: Vec<Received>, now: Instant) -> Vec<Arc<Received>> {
+    pub(crate) fn register(
+        &self,
+        mut received: Vec<Arc<Received>>,
+        now: Instant,
+    ) -> Vec<Arc<Received>> {
         let mut table = lock(&self.table);
         let table = &mut *table;
-        let mut new = Vec::with_capacity(received.len());
-        let (mut largest, mut of) = (0, None);
-        for received in received {
-            let hashbrown::hash_map::Entry::Vacant(place) = table.held.entry(received.id()) else {
-                continue;
+        table.held.reserve(received.len());
+        received.retain(|received| {
+            let place = match table.held.entry(received.id()) {
+                hashbrown::hash_map::Entry::Vacant(place) => place,
+                hashbrown::hash_map::Entry::Occupied(_) => return false,
             };
-            let received = Arc::new(received);
-            let index = received.source.index;
-            (largest, of) = (largest.max(received.bytes), Some(index));
-            if let Some(member) = member(&mut table.subscriptions, index) {
-                member.usage.entries += 1;
-                member.usage.bytes += received.bytes;
-            }
             place.insert(Held {
-                what: What::InHand(Arc::clone(&received)),
+                what: What::InHand(Arc::clone(received)),
                 fresh_since: now,
             });
-            new.push(received);
-        }
+            true
+        });
+        let of = received.first().map(|first| first.source.index);
         if let Some(usage) = of.and_then(|index| table.usage(index)) {
+            let sizes = || received.iter().map(|received| received.bytes);
+            usage.entries += received.len();
+            usage.bytes += sizes().sum::<usize>();
             // Falls by an eighth with each reply, so that one large entry is not for ever.
-            usage.largest = largest.max(usage.largest - usage.largest / 8);
+            usage.largest = sizes()
+                .max()
+                .unwrap_or_default()
+                .max(usage.largest - usage.largest / 8);
         }
-        new
+        received
     }
 
     /// Whether this process holds the entry.
@@ -266,7 +270,10 @@ impl InFlight {
                 };
                 table.tell(id);
                 let index = match &held.what {
-                    What::InHand(received) => received.source.index,
+                    What::InHand(received) => {
+                        received.end_turn();
+                        received.source.index
+                    }
                     What::Parked { subscription, .. } => *subscription,
                     What::Abandoned { .. } => continue,
                 };
@@ -301,6 +308,7 @@ impl InFlight {
         let What::InHand(received) = &held.what else {
             return true;
         };
+        received.end_turn();
         let (index, bytes) = (received.source.index, received.bytes);
         let Some(member) = member(&mut table.subscriptions, index) else {
             return false;
@@ -368,6 +376,7 @@ impl InFlight {
             return;
         };
         if let What::InHand(received) = &held.what {
+            received.end_turn();
             let index = received.source.index;
             let member = member(&mut table.subscriptions, index);
             if let Some(member) = member {
@@ -555,11 +564,9 @@ mod tests {
     use crate::message::Entry;
     use crate::message::test_source as source;
 
-    fn received(ms: u64, subscription: usize) -> Received {
-        Received::fresh(
-            Entry::new(EntryId::new(ms, 0), [("f", "1234567")]),
-            &source(subscription),
-        )
+    fn received(ms: u64, subscription: usize) -> Arc<Received> {
+        let entry = Entry::new(EntryId::new(ms, 0), [("f", "1234567")]);
+        Arc::new(Received::fresh(entry, &source(subscription)))
     }
 
     fn id(ms: u64) -> EntryId {
@@ -662,7 +669,7 @@ mod tests {
     fn what_waits_is_registered_as_often_as_it_was_started() {
         let held = group_of(1);
         let entry = Entry::new(id(2), [("f", "v")]);
-        let waiting = Received::recovered(entry, &source(0), 1, Duration::ZERO);
+        let waiting = Arc::new(Received::recovered(entry, &source(0), 1, Duration::ZERO));
         let held_now = held.register(vec![received(1, 0), waiting], Instant::now());
         let counts = || {
             let mut owned = held.owned();

@@ -298,6 +298,14 @@ impl Inner {
         Some(run)
     }
 
+    /// Ends a run of code that is called, which was no crash.
+    pub(super) fn end_called(&mut self, number: u64) -> Option<Arc<Received>> {
+        // Nearly always the first.
+        let at = self.running.iter().position(|run| run.number == number)?;
+        self.crashes_in_a_row = 0;
+        self.running.remove(at).map(|run| run.received)
+    }
+
     /// Puts an entry where it was taken from: before all that are newer and like it.
     pub(super) fn put_back(&mut self, received: Arc<Received>, alike: impl Fn(&Received) -> bool) {
         put_before_newer(&mut self.queue, received, alike);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use tokio::sync::Notify;
 
-use super::lane::{Lane, Run, put_before_newer};
+use super::lane::{Inner, Lane, Run, put_before_newer};
 use super::lock;
 use crate::message::Received;
 
@@ -18,6 +18,10 @@ use crate::message::Received;
 const SHARE: Duration = Duration::from_millis(1);
 /// The most entries that it takes at a time.
 const LARGEST_SHARE: usize = 256;
+/// For how long there is work in hand, beside what the server needs to answer.
+const AHEAD: Duration = Duration::from_millis(20);
+/// What is in hand before anything is known of how long it takes.
+const AT_FIRST: usize = 256;
 
 /// The entries of a subscription on their way to its workers.
 ///
@@ -36,6 +40,8 @@ pub(crate) struct Lanes {
     hasher: DefaultHashBuilder,
     /// A worker takes so many entries at a time at least, where they are there.
     smallest_share: usize,
+    /// The workers' code is called, and is no actor.
+    called: bool,
     /// Nothing is started any more.
     closed: AtomicBool,
     /// Nothing is started for the time being.
@@ -94,7 +100,12 @@ pub(crate) enum Taken {
 }
 
 impl Lanes {
-    pub(crate) fn new(workers: usize, ordered_by: Option<Bytes>, smallest_share: usize) -> Self {
+    pub(crate) fn new(
+        workers: usize,
+        ordered_by: Option<Bytes>,
+        smallest_share: usize,
+        called: bool,
+    ) -> Self {
         Lanes {
             buffer: Mutex::default(),
             lanes: RwLock::new((0..workers).map(|_| Arc::default()).collect()),
@@ -102,6 +113,7 @@ impl Lanes {
             ordered_by,
             hasher: DefaultHashBuilder::default(),
             smallest_share,
+            called,
             closed: AtomicBool::new(false),
             held: AtomicBool::new(false),
             moving: AtomicBool::new(false),
@@ -437,6 +449,24 @@ impl Lanes {
         usize::try_from(affordable).unwrap_or(usize::MAX).max(1)
     }
 
+    /// How many entries are worth having in hand where the server takes this long to answer: enough to keep
+    /// the workers busy until the next ones are here. More would only be kept from other processes.
+    ///
+    /// There is no telling where keys decide who may work on what, nor for actors, which may collect.
+    pub(crate) fn enough(&self, answer: Duration) -> usize {
+        if self.ordered_by.is_some() || !self.called {
+            return usize::MAX;
+        }
+        let cost = self.cost.load(Ordering::Relaxed);
+        let ahead = (AHEAD + 4 * answer).as_nanos() as u64;
+        let Some(each) = ahead.checked_div(cost) else {
+            return AT_FIRST.max(2 * self.workers() * self.smallest_share);
+        };
+        let each = usize::try_from(each).unwrap_or(usize::MAX);
+        let each = each.saturating_add(1).max(2 * self.smallest_share);
+        self.workers().saturating_mul(each)
+    }
+
     /// How many entries an actor is given in advance.
     pub(crate) fn in_advance(&self) -> usize {
         self.affordable().clamp(2, LARGEST_SHARE)
@@ -482,16 +512,89 @@ impl Lanes {
         given: bool,
     ) -> Option<Run> {
         let mut inner = seat.lane.lock();
+        let run = self.start_in(&mut inner, seat, may, given)?;
+        drop(inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(run)
+    }
+
+    fn start_in(
+        &self,
+        inner: &mut Inner,
+        seat: &Seat,
+        may: impl FnOnce(&Received) -> bool,
+        given: bool,
+    ) -> Option<Run> {
         // Looked at under the lock under which the rest is given back: what `close` has not seen here
         // is not started.
         let barred = self.is_barred() || inner.incarnation != seat.incarnation;
         if barred || !inner.queue.front().is_some_and(|next| may(next)) {
             return None;
         }
-        let run = inner.start(given)?;
+        inner.start(given)
+    }
+
+    /// Starts the next entries of the worker's lane, this many at most, for as long as `may` accepts them.
+    pub(crate) fn start_batch(
+        &self,
+        seat: &Seat,
+        most: usize,
+        may: impl Fn(&Received) -> bool,
+    ) -> Vec<Run> {
+        let mut inner = seat.lane.lock();
+        let mut runs = Vec::with_capacity(most.min(inner.queue.len()));
+        while runs.len() < most {
+            let Some(run) = self.start_in(&mut inner, seat, &may, false) else {
+                break;
+            };
+            runs.push(run);
+        }
         drop(inner);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        Some(run)
+        self.waiting.fetch_sub(runs.len(), Ordering::Relaxed);
+        runs
+    }
+
+    /// This run has ended, and what came of it needs nothing but to be noted, which `note` does: in one step
+    /// with its end, so that whoever finds it ended finds that too. Nobody notes it if it was ended before,
+    /// with its worker. In the same step the next one is started, if `may` accepts it.
+    pub(crate) fn end_and_start(
+        &self,
+        seat: &Seat,
+        number: u64,
+        note: impl FnOnce(&Received),
+        may: Option<impl FnOnce(&Received) -> bool>,
+    ) -> Option<Run> {
+        let mut inner = seat.lane.lock();
+        let ended = inner.end_called(number);
+        if let Some(received) = &ended {
+            note(received);
+        }
+        let next = may.and_then(|may| self.start_in(&mut inner, seat, may, false));
+        drop(inner);
+        if next.is_some() {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.ended();
+        next
+    }
+
+    /// The same for many, with none started.
+    pub(crate) fn end_batch(
+        &self,
+        seat: &Seat,
+        numbers: &[u64],
+        note: impl FnOnce(&[Arc<Received>]),
+    ) {
+        let mut ended = Vec::with_capacity(numbers.len());
+        let mut inner = seat.lane.lock();
+        ended.extend(
+            numbers
+                .iter()
+                .filter_map(|number| inner.end_called(*number)),
+        );
+        note(&ended);
+        drop(inner);
+        self.ended();
     }
 
     /// The entry that waits at the head of the worker's lane.
@@ -607,9 +710,14 @@ impl Lanes {
     fn settled(&self, lane: &Lane, runs: usize) {
         if runs > 0 {
             lane.given(runs);
-            self.left();
-            self.tell_of_quiet();
+            self.ended();
         }
+    }
+
+    /// Runs have ended, and their verdicts have been given.
+    fn ended(&self) {
+        self.left();
+        self.tell_of_quiet();
     }
 
     /// An actor has dropped an entry that it was given, without a verdict. Its worker is woken to say what
@@ -846,7 +954,7 @@ mod tests {
     }
 
     fn lanes(workers: usize, ordered: bool) -> (Lanes, Vec<Seat>) {
-        let lanes = Lanes::new(workers, ordered.then(|| "h:key".into()), 1);
+        let lanes = Lanes::new(workers, ordered.then(|| "h:key".into()), 1, true);
         let seats = (0..workers).filter_map(|worker| lanes.enter(worker));
         let seats = seats.collect();
         (lanes, seats)
@@ -874,7 +982,7 @@ mod tests {
 
     #[test]
     fn a_share_is_whole_batches_as_long_as_there_are_enough_entries_for_one() {
-        let lanes = Lanes::new(1, None, 7);
+        let lanes = Lanes::new(1, None, 7, true);
         assert_eq!((lanes.share(3), lanes.share(100)), (3, 7));
         lanes.measured(1, Duration::from_micros(20));
         assert_eq!((lanes.share(6), lanes.share(45)), (6, 42));

@@ -181,7 +181,7 @@ impl Draft {
                 start: None,
                 batch: 200,
                 block: Duration::from_secs(5),
-                max_in_flight: 1_000,
+                max_in_flight: 2_000,
                 max_bytes_in_flight: 64 << 20,
                 max_parked: 10_000,
                 workers: 8,
@@ -254,7 +254,11 @@ impl<C> Draft<C> {
         self
     }
 
-    /// The most entries in hand at once: read and not yet settled. Default: 1,000.
+    /// The most entries in hand at once: read and not yet settled. Default: 2,000.
+    ///
+    /// Functions and handlers that are called are given no more than keeps the workers busy for some 20 ms and
+    /// until the server answers, by the time that they take: a slow one holds few. Under
+    /// [`ordered_by`](Self::ordered_by), and for actors, it is what this says.
     pub fn max_in_flight(mut self, entries: usize) -> Self {
         self.settings.max_in_flight = entries;
         self

@@ -7,8 +7,8 @@ use tokio::time::timeout;
 
 use super::{HANDLER_OF, Next, Post, address};
 use crate::actors::make_way::make_way;
-use crate::message::{Context, Received, Verdict};
-use crate::state::Taken;
+use crate::message::{Context, Outcome, Received, Verdict};
+use crate::state::{Run, Taken};
 use crate::topology::{Runner, Supply};
 
 pub(super) struct Calls {
@@ -82,13 +82,26 @@ struct Share<'a> {
     started: u64,
 }
 
+impl Share<'_> {
+    fn started(&mut self, run: Run) -> (u64, Context) {
+        self.started += 1;
+        self.post.subscription.at("handler.started");
+        (run.number, Context::new(run.received))
+    }
+}
+
+/// What is started beside or behind others: one whose start has to be counted first is neither.
+fn may_follow(next: &Received) -> bool {
+    next.fresh && !next.is_lost()
+}
+
 impl Supply for Share<'_> {
     fn next(&mut self) -> Option<(u64, Context)> {
         // One that was counted is the only one of its round.
         let counted = self.counted.take();
         let may = |next: &Received| match &counted {
             Some(counted) => counted.id() == next.id(),
-            None => next.fresh && !next.is_lost(),
+            None => may_follow(next),
         };
         if !self.post.is_certain() {
             return None;
@@ -97,9 +110,64 @@ impl Supply for Share<'_> {
             subscription, seat, ..
         } = self.post;
         let run = subscription.lanes.start(seat, may)?;
-        self.started += 1;
-        subscription.at("handler.started");
-        Some((run.number, Context::new(run.received)))
+        Some(self.started(run))
+    }
+
+    fn next_batch(&mut self, most: usize) -> Vec<(u64, Context)> {
+        if self.counted.is_some() {
+            return self.next().into_iter().collect();
+        }
+        if !self.post.is_certain() {
+            return Vec::new();
+        }
+        let Post {
+            subscription, seat, ..
+        } = self.post;
+        let runs = subscription.lanes.start_batch(seat, most, may_follow);
+        runs.into_iter().map(|run| self.started(run)).collect()
+    }
+
+    fn settle_and_next(&mut self, run: u64, verdict: Verdict) -> Option<(u64, Context)> {
+        let Verdict::Said(Outcome::Ack) = verdict else {
+            self.settle(run, verdict);
+            return self.next();
+        };
+        let may = self.post.is_certain().then_some(may_follow);
+        let Post {
+            subscription, seat, ..
+        } = self.post;
+        subscription.at("handler.returned");
+        let note = |ended: &Received| {
+            subscription.acknowledge([ended.id()]);
+            subscription.at("handler.settled");
+        };
+        let next = subscription.lanes.end_and_start(seat, run, note, may);
+        subscription.make_way_for_settler();
+        next.map(|run| self.started(run))
+    }
+
+    fn settle_batch(&mut self, runs: Vec<(u64, Verdict)>) {
+        let Post {
+            subscription, seat, ..
+        } = self.post;
+        let (mut acknowledged, mut others) = (Vec::with_capacity(runs.len()), Vec::new());
+        for (run, verdict) in runs {
+            match verdict {
+                Verdict::Said(Outcome::Ack) => acknowledged.push(run),
+                verdict => others.push((run, verdict)),
+            }
+        }
+        if !acknowledged.is_empty() {
+            subscription.at("handler.returned");
+            subscription.lanes.end_batch(seat, &acknowledged, |ended| {
+                subscription.acknowledge(ended.iter().map(|it| it.id()));
+                subscription.at("handler.settled");
+            });
+            subscription.make_way_for_settler();
+        }
+        for (run, verdict) in others {
+            self.settle(run, verdict);
+        }
     }
 
     fn settle(&mut self, run: u64, verdict: Verdict) {

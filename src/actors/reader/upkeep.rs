@@ -80,7 +80,9 @@ pub(super) async fn was_moved_back(
     match group::position(&tree.settling, group).await? {
         // It may be ahead: others read on.
         Some(stands_at) => Ok(stands_at < mark),
-        None => Err(ServerError::GroupGone(format!("there is no {group}"))),
+        None => Err(ServerError::GroupGone(format!(
+            "NOGROUP: there is no {group}"
+        ))),
     }
 }
 

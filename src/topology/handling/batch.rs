@@ -127,13 +127,13 @@ struct BatchRunner<C, H: BatchHandler> {
 impl<C: Codec<H::Message>, H: BatchHandler> BatchRunner<C, H> {
     async fn one_batch(&mut self, supply: &mut dyn Supply) -> bool {
         let (codec, handler) = &*self.inner;
-        let (mut runs, mut batch) = (Vec::new(), Vec::new());
-        let mut found = false;
-        while batch.len() < self.most {
-            let Some((run, context)) = supply.next() else {
-                break;
-            };
-            found = true;
+        let taken = supply.next_batch(self.most);
+        if taken.is_empty() {
+            return false;
+        }
+        let mut runs = Vec::with_capacity(taken.len());
+        let mut batch = Vec::with_capacity(taken.len());
+        for (run, context) in taken {
             match decode(codec, &context) {
                 Ok(message) => {
                     runs.push(run);
@@ -143,11 +143,11 @@ impl<C: Codec<H::Message>, H: BatchHandler> BatchRunner<C, H> {
             }
         }
         if batch.is_empty() {
-            return found;
+            return true;
         }
         let verdicts = match handler.handle_batch(batch, &mut self.state).await {
             Ok(outcomes) if outcomes.len() == runs.len() => {
-                outcomes.into_iter().map(Verdict::Said).collect()
+                outcomes.into_iter().map(Verdict::Said).collect::<Vec<_>>()
             }
             Ok(outcomes) => {
                 let (given, entries) = (outcomes.len(), runs.len());
@@ -156,9 +156,7 @@ impl<C: Codec<H::Message>, H: BatchHandler> BatchRunner<C, H> {
             }
             Err(error) => vec![Verdict::from(Err(error)); runs.len()],
         };
-        for (run, verdict) in runs.into_iter().zip(verdicts) {
-            supply.settle(run, verdict);
-        }
+        supply.settle_batch(runs.into_iter().zip(verdicts).collect());
         true
     }
 }

@@ -47,12 +47,13 @@ where
     fn run<'a>(&'a mut self, supply: &'a mut dyn Supply) -> BoxFuture<'a, ()> {
         let (codec, function) = &*self.inner;
         Box::pin(async move {
-            while let Some((run, context)) = supply.next() {
+            let mut next = supply.next();
+            while let Some((run, context)) = next {
                 let verdict = match decode(codec, &context) {
                     Ok(message) => function(message, context).await.into(),
                     Err(undecodable) => undecodable,
                 };
-                supply.settle(run, verdict);
+                next = supply.settle_and_next(run, verdict);
             }
         })
     }

@@ -119,12 +119,13 @@ impl<C: Codec<H::Message>, H: Handler> Runner for StatefulRunner<C, H> {
         let (codec, handler) = &*self.inner;
         let state = &mut self.state;
         Box::pin(async move {
-            while let Some((run, context)) = supply.next() {
+            let mut next = supply.next();
+            while let Some((run, context)) = next {
                 let verdict = match decode(codec, &context) {
                     Ok(message) => handler.handle(message, &context, state).await.into(),
                     Err(undecodable) => undecodable,
                 };
-                supply.settle(run, verdict);
+                next = supply.settle_and_next(run, verdict);
             }
         })
     }

@@ -125,6 +125,12 @@ pub(crate) trait Supply: Send {
     fn next(&mut self) -> Option<(u64, Context)>;
     /// What came of this run.
     fn settle(&mut self, run: u64, verdict: Verdict);
+    /// What came of this run, and the next entry.
+    fn settle_and_next(&mut self, run: u64, verdict: Verdict) -> Option<(u64, Context)>;
+    /// The next entries to be handled, this many at most; they are running from now on.
+    fn next_batch(&mut self, most: usize) -> Vec<(u64, Context)>;
+    /// What came of these runs.
+    fn settle_batch(&mut self, runs: Vec<(u64, Verdict)>);
 }
 
 /// An actor that is sent deliveries.
