@@ -57,8 +57,20 @@ impl Worker {
 
     /// The same, for one that stands still at this point, says so, and waits for its death.
     fn start_to(server: &Server, stream: &str, role: &str, point: &str) -> Worker {
+        Worker::start_as(server, stream, role, point, |_| {})
+    }
+
+    fn start_as(
+        server: &Server,
+        stream: &str,
+        role: &str,
+        point: &str,
+        with: impl FnOnce(&mut Command),
+    ) -> Worker {
         let this = std::env::current_exe().expect("the path of this test");
-        let child = Command::new(this)
+        let mut command = Command::new(this);
+        with(&mut command);
+        let child = command
             .args(["--exact", "worker_process", "--nocapture"])
             .env("STREAMVISOR_WORKER", role)
             .env("STREAMVISOR_PORT", server.port().to_string())
@@ -123,6 +135,8 @@ fn worker_process() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
+    #[cfg(target_os = "linux")]
+    the_clock_is_as_wrong_as_was_asked_for(port);
     stand_still_at(&of("STREAMVISOR_POINT"), port, &stream);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -133,6 +147,20 @@ fn worker_process() {
         let supervisor = Supervisor::start(topology).await.unwrap();
         supervisor.wait().await.unwrap();
     });
+}
+
+/// Or whatever passes with a wrong clock would prove nothing.
+#[cfg(target_os = "linux")]
+fn the_clock_is_as_wrong_as_was_asked_for(port: u16) {
+    let mut client = Client::connect(port, None).unwrap();
+    let time = client.command(&["TIME"]).unwrap();
+    let right: i64 = time.as_array()[0].as_str().parse().unwrap();
+    let ahead = support::clock::seconds() - right;
+    let wanted = support::clock::own_error();
+    assert!(
+        (ahead - wanted).abs() < 60,
+        "it is {ahead} s ahead, not {wanted}"
+    );
 }
 
 fn stand_still_at(point: &str, port: u16, stream: &str) {
@@ -189,6 +217,18 @@ fn worker_topology(role: &str, port: u16, stream: &str) -> Topology {
                 stream,
                 reclaim(ms(300)).named("reclaim"),
             )),
+        "delays" => {
+            let delayed = || DelayedRetry::durable(format!("{stream}.delayed"));
+            topology
+                .subscribe(delays(&starts, tail().delayed_retry(delayed())))
+                .subscribe(delays(
+                    &starts,
+                    reclaim(Duration::from_secs(1)).delayed_retry(delayed()),
+                ))
+        }
+        "parks" => topology
+            .subscribe(delays(&starts, tail()))
+            .subscribe(delays(&starts, reclaim(Duration::from_secs(1)))),
         "plain" => topology.subscribe(
             tail()
                 .codec(Raw)
@@ -259,6 +299,28 @@ fn all_verdicts(starts: &Starts, stream: &str, draft: streamvisor::Draft) -> Sub
                 Some(b'2') => Outcome::DeadLetter("unwanted".to_owned()),
                 _ => Outcome::Ack,
             }))
+        })
+}
+
+/// What is wanted later is, once. All else takes longer than others wait for what nobody keeps fresh.
+fn delays(starts: &Starts, draft: streamvisor::Draft) -> Subscription {
+    let starts = starts.clone();
+    draft
+        .workers(40)
+        .codec(Raw)
+        .handle_fn(move |entry: Entry, context| {
+            starts.note(&context);
+            let later = entry.payload().is_some_and(|body| &body[..] == b"later");
+            let first = context.attempt() == 1;
+            async move {
+                if later && first {
+                    return Ok(Outcome::RetryAfter(ms(3_000)));
+                }
+                if !later {
+                    tokio::time::sleep(ms(4_000)).await;
+                }
+                Ok(Outcome::Ack)
+            }
         })
 }
 
@@ -439,6 +501,72 @@ async fn b56_a_killed_process_of_the_same_name_starts_what_it_had_in_hand_each_o
     handled.sort_by_key(|id| id.parse::<streamvisor::EntryId>().unwrap());
     assert_eq!(handled, ids);
     assert!(recorder.calls().iter().all(|call| call.attempt == 2));
+}
+
+/// Delays are due by the server's clock or by what a process measures, never by its time of day; and so are
+/// keeping fresh and taking over.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_whose_clocks_are_an_hour_off_delay_and_keep_and_take_over_as_others_do() {
+    const LATER_ONES: usize = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let clockwork = support::clock::Clockwork::build(dir.path()).unwrap();
+    let clock = |ahead: i64| {
+        let file = dir.path().join(ahead.to_string());
+        clockwork.clock(&file, ahead).unwrap()
+    };
+    let clocks = [clock(3_600), clock(-3_600)];
+    for (role, first, second) in [
+        ("delays", 0, 1),
+        ("delays", 1, 0),
+        ("parks", 0, 1),
+        ("parks", 1, 0),
+    ] {
+        let server = Server::start(Server::default_version());
+        let stream = stream_of(&server, &format!("clocks-{role}-{first}"));
+        let start = |clock: usize| {
+            Worker::start_as(&server, &stream, role, "", |command| {
+                clocks[clock].wind(command);
+            })
+        };
+        let bodies = (0..LATER_ONES + 4).map(|n| match n < LATER_ONES {
+            true => vec![("_payload", "later")],
+            false => vec![("_payload", "long")],
+        });
+        let ids = server.xadd_many(&stream, bodies);
+        let worker = start(first);
+        let left = if role == "delays" {
+            4
+        } else {
+            ids.len() as i64
+        };
+        eventually(LATER, "all have been started once", || {
+            starts(&server, &stream).len() == ids.len()
+                && server.xpending_count(&stream, GROUP) == left
+        })
+        .await;
+        worker.kill(&server).await;
+        // One is to take over; the other one is not to think that it did not.
+        let _workers = [start(second), start(first)];
+        eventually(LATER, "all is handled", || {
+            starts(&server, &stream).len() >= 2 * ids.len()
+                && server.xpending_count(&stream, GROUP) == 0
+        })
+        .await;
+        let mut second_starts = starts(&server, &stream).split_off(ids.len());
+        assert_eq!(second_starts.len(), ids.len(), "{role}: {second_starts:?}");
+        assert!(second_starts.iter().all(|(_, attempt)| *attempt == 2));
+        // The copies are as old as the server says: they were not made before their time.
+        second_starts.retain(|(id, _)| !ids.contains(id));
+        let copies = if role == "delays" { LATER_ONES } else { 0 };
+        assert_eq!(second_starts.len(), copies, "{role}");
+        let millis = |id: &str| id.parse::<streamvisor::EntryId>().unwrap().ms;
+        let added = millis(&ids[0]);
+        let early = second_starts
+            .iter()
+            .find(|(id, _)| millis(id) < added + 3_000);
+        assert_eq!(early, None, "{role}");
+    }
 }
 
 /// B63: an entry that ends the process was never counted. Here its neighbours are not counted instead.

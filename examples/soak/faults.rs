@@ -75,7 +75,7 @@ pub struct System<'a> {
 }
 
 /// Each with how often it is chosen, compared with the others.
-const KINDS: [(&str, u32); 24] = [
+const KINDS: [(&str, u32); 25] = [
     ("process killed", 8),
     ("process frozen", 7),
     ("process restarted in order", 5),
@@ -99,6 +99,7 @@ const KINDS: [(&str, u32); 24] = [
     ("all clients killed by the server", 2),
     ("memory full", 4),
     ("writes paused by the server", 2),
+    ("clock changed", 3),
     ("nothing", 1),
 ];
 
@@ -459,6 +460,13 @@ impl Injector {
                     &["CLIENT", "PAUSE", &(millis / 2).to_string(), "WRITE"],
                 )?;
                 self.lasts(fault, millis / 2, Undo::Nothing);
+            }
+            #[cfg(target_os = "linux")]
+            "clock changed" if !hit => {
+                let seconds = detail as i64 % 7_201 - 3_600;
+                system.processes.slots[slot].clock.set(seconds)?;
+                let fault = self.begin(kind, Some(slot), &format!("to {seconds} s ahead"));
+                self.over(fault);
             }
             // Nothing, or it cannot be done now.
             _ => {}

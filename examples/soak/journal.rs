@@ -5,19 +5,35 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Microseconds since 1970, by this machine's clock.
+/// Microseconds since 1970, by this machine's clock, whatever a process is made to take for the time.
 pub type Micros = u64;
 
 /// An entry's id.
 pub type Id = (u64, u64);
 
 pub fn now() -> Micros {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    let micros = since_epoch.map_or(0, |elapsed| elapsed.as_micros());
-    u64::try_from(micros).unwrap_or(u64::MAX)
+    // A clock that is changed while a process runs does not show in what it measures.
+    static BEGAN: LazyLock<(i128, Instant)> = LazyLock::new(|| {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let micros = since_epoch.map_or(0, |elapsed| elapsed.as_micros() as i128);
+        (micros - i128::from(own_error()) * 1_000_000, Instant::now())
+    });
+    let (began, at) = &*BEGAN;
+    Micros::try_from(began + at.elapsed().as_micros() as i128).unwrap_or(Micros::MAX)
+}
+
+/// By how many seconds the clock of this process is ahead.
+#[cfg(target_os = "linux")]
+fn own_error() -> i64 {
+    crate::clock::own_error()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn own_error() -> i64 {
+    0
 }
 
 pub fn parse_id(text: &str) -> Option<Id> {

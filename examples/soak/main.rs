@@ -26,6 +26,10 @@ mod server;
 mod supervisor;
 
 // What the tests use, which stands on nothing but the standard library.
+#[cfg(target_os = "linux")]
+#[allow(dead_code)]
+#[path = "../../tests/support/clock.rs"]
+mod clock;
 #[allow(dead_code)]
 #[path = "../../tests/support/proxy.rs"]
 mod proxy;
@@ -154,7 +158,7 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
         server_claims,
         &dir,
         &guard,
-    );
+    )?;
     for slot in 0..options.processes {
         processes.start(slot)?;
     }

@@ -12,10 +12,15 @@ use std::time::{Duration, Instant};
 use streamvisor::BoxError;
 
 use crate::accounting::End;
+#[cfg(target_os = "linux")]
+use crate::clock::{Clock, Clockwork};
 use crate::guard::{Guard, signal};
 use crate::journal::{Micros, now};
 use crate::proxy::FaultProxy;
 
+/// By how many seconds the clocks of the slots are ahead in the beginning.
+#[cfg(target_os = "linux")]
+const CLOCKS_AT_FIRST: [i64; 3] = [0, 3_600, -3_600];
 /// Longer than a shutdown may take.
 const STOPS_WITHIN: Duration = Duration::from_secs(40);
 
@@ -29,6 +34,9 @@ pub struct Past {
 
 pub struct Slot {
     pub proxy: FaultProxy,
+    /// What its processes take for the time.
+    #[cfg(target_os = "linux")]
+    pub clock: Clock,
     running: Option<Running>,
 }
 
@@ -69,20 +77,29 @@ impl Processes {
         server_claims: bool,
         dir: &Path,
         guard: &Guard,
-    ) -> Processes {
-        let slot = |_| Slot {
-            proxy: FaultProxy::start(server_port),
-            running: None,
+    ) -> Result<Processes, BoxError> {
+        #[cfg(target_os = "linux")]
+        let clockwork = Clockwork::build(dir)?;
+        let slot = |_number: usize| {
+            Ok::<_, BoxError>(Slot {
+                proxy: FaultProxy::start(server_port),
+                #[cfg(target_os = "linux")]
+                clock: clockwork.clock(
+                    &dir.join(format!("slot-{_number}.clock")),
+                    CLOCKS_AT_FIRST[_number % CLOCKS_AT_FIRST.len()],
+                )?,
+                running: None,
+            })
         };
-        Processes {
-            slots: (0..count).map(slot).collect(),
+        Ok(Processes {
+            slots: (0..count).map(slot).collect::<Result<_, _>>()?,
             past: Vec::new(),
             handled: 0,
             dir: dir.to_owned(),
             seed,
             server_claims,
             guard: guard.clone(),
-        }
+        })
     }
 
     pub fn start(&mut self, slot: usize) -> Result<(), BoxError> {
@@ -93,7 +110,10 @@ impl Processes {
         let name = format!("process-{number:04}-slot-{slot}");
         let journal = self.dir.join(format!("{name}.journal"));
         let log = File::create(self.dir.join(format!("{name}.log")))?;
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        #[cfg(target_os = "linux")]
+        self.slots[slot].clock.wind(&mut command);
+        let mut child = command
             .arg("--supervisor")
             .arg(self.slots[slot].proxy.url())
             .arg(self.seed.to_string())

@@ -339,12 +339,15 @@ impl ReaderState {
             return Ok(());
         }
         let mut stopping = false;
+        let group = &self.subscription.group.group;
         let reply = loop {
             tokio::select! {
                 biased;
                 reply = next_reply(&mut self.arrived, &mut self.reads) => break reply,
                 () = self.stop.given(), if !stopping => stopping = true,
-                () = tokio::time::sleep(UNBLOCK_AGAIN), if stopping => connection.unblock().await,
+                () = tokio::time::sleep(UNBLOCK_AGAIN), if stopping => {
+                    read::end_blocked(&connection, &self.tree.settling, group).await;
+                }
             }
         };
         let Some((asked, took, reply)) = reply else {
@@ -655,12 +658,15 @@ impl ReaderState {
     /// Takes the replies that are still to come, so that what they hold is given back and not lost
     /// sight of.
     async fn take_last_replies(&mut self, connection: &Connection) {
+        let group = Arc::clone(&self.subscription.group.group);
         loop {
             let reply = loop {
                 tokio::select! {
                     biased;
                     reply = next_reply(&mut self.arrived, &mut self.reads) => break reply,
-                    () = tokio::time::sleep(UNBLOCK_AGAIN) => connection.unblock().await,
+                    () = tokio::time::sleep(UNBLOCK_AGAIN) => {
+                        read::end_blocked(connection, &self.tree.settling, &group).await;
+                    }
                 }
             };
             match reply {

@@ -14,9 +14,7 @@ use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientInterface, ClientLike, EventInterface};
 use fred::types::config::{Blocking, Options, ReconnectError, ReconnectPolicy, Server, TcpConfig};
-use fred::types::{
-    Builder, ClientUnblockFlag, ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value,
-};
+use fred::types::{Builder, ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
 use tokio::sync::broadcast;
 use tokio::time::timeout;
 
@@ -32,7 +30,6 @@ pub(crate) const BLOCKING_SLACK: Duration = Duration::from_millis(1500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// `QUIT` waits for what is under way; on a dead link nothing bounds that but this.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
-const UNBLOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pauses between attempts to reconnect: doubled, with jitter.
 const SHORTEST_PAUSE_MS: u32 = 50;
 const LONGEST_PAUSE_MS: u32 = 2000;
@@ -239,13 +236,22 @@ impl Connection {
         }
     }
 
-    /// Ends the blocking command that is under way, as if its time were over. Before the command is
-    /// written there is nothing to end: repeat this while it is pending.
-    pub(crate) async fn unblock(&self) {
-        let client = self.live().client.clone();
-        let flag = Some(ClientUnblockFlag::Timeout);
-        // No answer, or no right to ask: the command ends when its time is over.
-        let _ = timeout(UNBLOCK_TIMEOUT, client.unblock_self(flag)).await;
+    /// Sends commands right behind one another, so that the server runs them without anything in between
+    /// that it has not begun with. Best effort: of their replies nothing is said.
+    pub(super) async fn call_together(
+        &self,
+        commands: impl IntoIterator<Item = (&'static str, Vec<Value>)>,
+    ) {
+        let Ok((client, _)) = self.client() else {
+            return;
+        };
+        let together = client.pipeline();
+        for (command, args) in commands {
+            let custom = CustomCommand::new_static(command, key_of(command, args.len()), false);
+            // Only put on the list.
+            let _: Result<Value, _> = together.custom(custom, args).await;
+        }
+        let _: Vec<Result<Value, Error>> = together.try_all().await;
     }
 
     /// Closes the link and makes a new one; what is under way on it fails with

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fred::types::Value;
+use tokio::time::timeout;
 
 use super::connect::{BLOCKING_SLACK, Connection, Script};
 use super::errors::ServerError;
@@ -41,6 +42,29 @@ pub(crate) struct Pending {
     pub(crate) idle: Duration,
     /// How often it was delivered.
     pub(crate) count: u64,
+}
+
+/// How long it is waited for that a blocked read is ended.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Ends the blocking read that is under way on `reading`, as if its time were over. Before the read has got
+/// to the server there is nothing to end: repeat this while it is pending.
+///
+/// Redis 6.2 and 7.0 crash when they are asked to unblock a client whose write waits for the end of a
+/// `CLIENT PAUSE … WRITE` (redis/redis#14164). So a write that changes nothing goes first, which waits for
+/// that end as well.
+pub(crate) async fn end_blocked(reading: &Connection, through: &Connection, group: &Group) {
+    for client in reading.server_ids() {
+        let nothing = vec![group.key(), group.arg(), Value::from_static_str("0-0")];
+        let unblock = vec![
+            Value::from_static_str("UNBLOCK"),
+            Value::Integer(client),
+            Value::from_static_str("TIMEOUT"),
+        ];
+        let both = through.call_together([("XACK", nothing), ("CLIENT", unblock)]);
+        // No answer, or no right to ask: the read ends when its time is over.
+        let _ = timeout(END_TIMEOUT, both).await;
+    }
 }
 
 /// Reads entries that no consumer of the group has had, waiting for some for `block`, if given.

@@ -7,6 +7,8 @@
 #![allow(dead_code)]
 #![allow(unused_imports)]
 
+#[cfg(target_os = "linux")]
+pub mod clock;
 mod inspect;
 pub mod pending;
 mod proxy;

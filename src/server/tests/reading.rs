@@ -85,6 +85,37 @@ async fn a_stream_may_be_called_as_a_message_of_a_channel() {
     }
 }
 
+/// The server would crash, were it asked to end a read that has not begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_waits_for_the_end_of_a_pause_is_ended_after_it() {
+    for stage in stages(&Version::ALL).await {
+        stage.said();
+        let conn = reader(&stage).await;
+        stage.ok(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+        let pending = tokio::spawn(read_fresh(
+            conn.clone(),
+            stage.group.clone(),
+            owner("c"),
+            10,
+            Some(ms(60_000)),
+        ));
+        let waits = || stage.server.info("clients")["blocked_clients"] == "1";
+        eventually(WITHIN, "the read waits", waits).await;
+        let (reading, through, group) = (conn.clone(), stage.conn.clone(), stage.group.clone());
+        let ending = tokio::spawn(async move {
+            loop {
+                end_blocked(&reading, &through, &group).await;
+            }
+        });
+        let both_wait = || stage.server.info("clients")["blocked_clients"] == "2";
+        eventually(WITHIN, "its end waits too", both_wait).await;
+        assert!(!pending.is_finished());
+        stage.ok(&["CLIENT", "UNPAUSE"]);
+        assert_eq!(pending.await.unwrap(), Ok(Read::default()));
+        ending.abort();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_read_wakes_for_an_entry_and_can_be_ended() {
     for stage in stages(&Version::ALL).await {
@@ -109,7 +140,7 @@ async fn a_blocked_read_wakes_for_an_entry_and_can_be_ended() {
         let pending = read();
         let started = Instant::now();
         while !pending.is_finished() {
-            conn.unblock().await;
+            end_blocked(&conn, &stage.conn, &stage.group).await;
             tokio::time::sleep(ms(5)).await;
         }
         assert_eq!(pending.await.unwrap(), Ok(Read::default()));
