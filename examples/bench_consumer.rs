@@ -12,6 +12,9 @@
 //! - `COUNT`    entries per read (default: the library's)
 //! - `MAX_IN_FLIGHT` entries in hand at once (default: the library's)
 //! - `RUNTIME`  `current` (default) or `multi`: tokio's runtime
+//! - `ROLE`     `consume` (default), or `load`: fill the stream with `N` orders and make the group. `mixed`
+//!   needs it: what it leaves in the stream is more than the harness put there, so it loads for itself
+//!   (`FORMAT=own` in the harness's lists)
 //!
 //! It prints one line of JSON once everything is acknowledged, and ends.
 
@@ -165,6 +168,41 @@ fn number(name: &str) -> Result<Option<usize>, BoxError> {
     }
 }
 
+/// Orders as the harness has them.
+async fn load() -> Result<(), BoxError> {
+    let url = variable("REDIS_URL", "redis://127.0.0.1:6379");
+    let (stream, group) = (variable("STREAM", "orders"), variable("GROUP", "workers"));
+    let all = number("N")?.unwrap_or(300_000) as u64;
+    let client = Client::new(Config::from_url(&url)?, None, None, None);
+    client.init().await?;
+    let _: Value = client.xgroup_create(&stream, &group, "0", true).await?;
+    let mut id = 0;
+    while id < all {
+        let together = client.pipeline();
+        let until = all.min(id + 1_000);
+        while id < until {
+            id += 1;
+            let body = format!(
+                r#"{{"id":{id},"customer":"customer-{:06}","total":{},"currency":"EUR","items":{},"express":{},"ts":0}}"#,
+                id % 1_000_000,
+                id * 37 % 100_000,
+                id % 9 + 1,
+                id % 2 == 0,
+            );
+            let fields = vec![
+                ("_payload", body),
+                ("h:trace-id", format!("{id:032x}")),
+                ("h:source", "bench".to_owned()),
+            ];
+            let _: Value = together
+                .xadd(&stream, false, None::<()>, "*", fields)
+                .await?;
+        }
+        let _: Vec<Value> = together.all().await?;
+    }
+    Ok(())
+}
+
 async fn consume() -> Result<(), BoxError> {
     let url = variable("REDIS_URL", "redis://127.0.0.1:6379");
     let (stream, group) = (variable("STREAM", "orders"), variable("GROUP", "workers"));
@@ -238,5 +276,9 @@ fn main() -> Result<(), BoxError> {
         "multi" => tokio::runtime::Builder::new_multi_thread(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
-    runtime.enable_all().build()?.block_on(consume())
+    let runtime = runtime.enable_all().build()?;
+    match variable("ROLE", "consume").as_str() {
+        "load" => runtime.block_on(load()),
+        _ => runtime.block_on(consume()),
+    }
 }

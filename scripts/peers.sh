@@ -43,12 +43,12 @@ for crate in "${crates[@]}"; do
 done
 
 cat >>consumers.txt <<'LIST'
-ours : MAX_IN_FLIGHT=2000 ours
+ours : MAX_IN_FLIGHT=4000 ours
 ours-default : ours
-ours-batch : FORM=batch MAX_IN_FLIGHT=2000 ours
-ours-actors : FORM=actors MAX_IN_FLIGHT=2000 ours
-ours-claiming : FORM=claiming MAX_IN_FLIGHT=2000 ours
-ours-mixed : FORM=mixed MAX_IN_FLIGHT=2000 ours
+ours-batch : FORM=batch ours
+ours-actors : FORM=actors ours
+ours-claiming : FORM=claiming ours
+ours-mixed : FORMAT=own FORM=mixed ours
 LIST
 cat >>latency.txt <<'LIST'
 ours : ours
