@@ -1,13 +1,12 @@
 //! Who handles what next: the entries of a subscription that wait, and those that run.
 
 use std::collections::{HashSet, VecDeque};
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hashbrown::DefaultHashBuilder;
 use tokio::sync::Notify;
 
 use super::lane::{Inner, Lane, Run, put_before_newer};
@@ -37,7 +36,8 @@ pub(crate) struct Lanes {
     workers: AtomicUsize,
     /// Entries with the same value of this field go to the same lane.
     ordered_by: Option<Bytes>,
-    hasher: DefaultHashBuilder,
+    /// Not a quick one: it must spread keys that look alike over a handful of workers.
+    hasher: RandomState,
     /// A worker takes so many entries at a time at least, where they are there.
     smallest_share: usize,
     /// The workers' code is called, and is no actor.
@@ -111,7 +111,7 @@ impl Lanes {
             lanes: RwLock::new((0..workers).map(|_| Arc::default()).collect()),
             workers: AtomicUsize::new(workers),
             ordered_by,
-            hasher: DefaultHashBuilder::default(),
+            hasher: RandomState::new(),
             smallest_share,
             called,
             closed: AtomicBool::new(false),
@@ -987,6 +987,23 @@ mod tests {
         lanes.measured(1, Duration::from_micros(20));
         assert_eq!((lanes.share(6), lanes.share(45)), (6, 42));
         assert_eq!((lanes.share(50), lanes.share(1000)), (49, 49));
+    }
+
+    #[test]
+    fn keys_that_look_alike_are_spread_over_all_workers() {
+        for _ in 0..100 {
+            let lanes = Lanes::new(8, Some("key".into()), 1, true);
+            let mut keys = [0; 8];
+            for n in 0..800 {
+                let worker = lanes.worker_of(format!("account-{n}").as_bytes());
+                keys[worker.unwrap()] += 1;
+            }
+            // Five standard deviations off the mean, and some more.
+            assert!(
+                keys.iter().all(|count| (50..=150).contains(count)),
+                "{keys:?}"
+            );
+        }
     }
 
     #[test]
