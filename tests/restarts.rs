@@ -139,6 +139,17 @@ async fn all_acknowledged(server: &Server, stream: &str) {
     eventually(SOON, &what, || server.xpending_count(stream, GROUP) == 0).await;
 }
 
+/// The first subscription's reader has handed over all of them. They are pending before that.
+async fn all_handed_over(supervisor: &SupervisorHandle, entries: usize) {
+    let handed_over = async {
+        while supervisor.status().await.subscriptions[0].in_flight != entries {
+            tokio::task::yield_now().await;
+        }
+    };
+    let soon = tokio::time::timeout(SOON, handed_over).await;
+    soon.expect("all should be handed over");
+}
+
 // ---- readers ------------------------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread")]
@@ -264,10 +275,7 @@ async fn what_runs_is_not_taken_up_again_by_the_readers_that_come_after() {
     let heard = Heard::of(&supervisor);
     fill(&server, &stream, 50);
     recorder.reaches(4).await;
-    eventually(SOON, "all are in hand", || {
-        server.xpending_count(&stream, GROUP) == 50
-    })
-    .await;
+    all_handed_over(&supervisor, 50).await;
     // It dies with a read on its way each time, so each of the readers looks for what it delivered,
     // and once more a block later.
     let looked = arm("reader.pending_listed", &name, Fail::Panic, 0..=0);
