@@ -215,7 +215,6 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
         disturbances,
         injector.server_started(),
     )?;
-    let connections = connections(&mut client)?;
     drop((processes, server));
 
     let findings = account(&evidence);
@@ -230,11 +229,6 @@ fn soak(options: &Options) -> Result<bool, BoxError> {
         .collect();
     if rests.is_none() {
         wrong.push(format!("not at rest {RESTS_WITHIN:?} after the last fault"));
-    }
-    if connections > 0 {
-        wrong.push(format!(
-            "left over: {connections} connections to the server"
-        ));
     }
     tell(&findings, &injector, &evidence, handled, lasted, rests);
     verdict(&wrong, options, &dir)
@@ -402,23 +396,6 @@ fn leave_one_pending(client: &mut Client) -> Result<(), BoxError> {
     ];
     evidence::ask(client, &claim)?;
     Ok(())
-}
-
-/// Connections that are left, without our own.
-fn connections(client: &mut Client) -> Result<usize, BoxError> {
-    // Those of the processes have been closed by them; the server may need a moment.
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let list = evidence::ask(client, &["CLIENT", "LIST"])?;
-        let left = match &list {
-            Reply::Bytes(list) => String::from_utf8_lossy(list).lines().count() - 1,
-            _ => 0,
-        };
-        if left == 0 || Instant::now() > deadline {
-            return Ok(left);
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 // ---- what is told ----------------------------------------------------------------------------------------
