@@ -233,6 +233,7 @@ async fn a_resume_takes_up_neither_what_was_left_on_purpose_nor_what_others_took
     gate.open();
     recorder.reaches(37).await;
     in_hand(&server, &stream, 2).await;
+    eventually(SOON, "the deleted one is told", || !heard.gone().is_empty()).await;
     assert_eq!(heard.gone(), [ids[12].parse().unwrap()]);
     supervisor.shutdown().await.unwrap();
     assert_eq!(distinct_and_all(&recorder), (37, 37));

@@ -795,6 +795,8 @@ async fn b33_b34_what_was_deleted_while_pending_is_taken_off_and_reported() {
         // Further passes report nothing twice.
         time_of(&server, "evalsha", 3).await;
         supervisor.shutdown().await.unwrap();
+        let all_told = || heard.gone().len() >= deleted.len();
+        eventually(SOON, "the gone ids", all_told).await;
         assert_eq!(heard.gone(), sorted(&deleted), "{version}");
         assert_eq!(
             (recorder.count(), recorder.distinct()),
