@@ -6,11 +6,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use streamvisor::{
-    BoxError, Context, Draft, Entry, EntryId, Event, Handler, MissedEvents, Mode, Outcome, Raw,
-    Redis, Subscription, SupervisorHandle, Topology, Worker,
+    BoxError, Context, Draft, Entry, EntryId, Event, Events, Handler, MissedEvents, Mode, Outcome,
+    Raw, Redis, Subscription, SupervisorHandle, Topology, Worker,
 };
 use tokio::sync::watch;
+use tokio::task::unconstrained;
 
 use super::server::Server;
 use super::wait::{eventually, unique};
@@ -315,38 +317,53 @@ impl Gate {
     }
 }
 
-/// All events of a tree since its start, collected as they come.
+/// All events of a tree since its start. Whoever looks sees those that have been told by then, whether or
+/// not a task has had its turn.
 #[derive(Clone)]
-pub struct Heard(Arc<Mutex<Vec<Event>>>);
+pub struct Heard(Arc<Mutex<(Events, Vec<Event>)>>);
 
 impl Heard {
     /// Has to be the first to ask for the tree's events, to hear them all.
     pub fn of(supervisor: &SupervisorHandle) -> Heard {
-        let heard = Heard(Arc::default());
-        let (mut events, all) = (supervisor.events(), Arc::clone(&heard.0));
+        let heard = Heard(Arc::new(Mutex::new((supervisor.events(), Vec::new()))));
+        let (mut news, collected) = (supervisor.events(), heard.clone());
+        // A listener may not be far behind.
         tokio::spawn(async move {
             loop {
-                match events.next().await {
-                    Ok(Some(event)) => lock(&all).push(event),
-                    Ok(None) => return,
-                    Err(MissedEvents(missed)) => panic!("the test missed {missed} events"),
+                drop(collected.look());
+                if let Ok(None) = news.next().await {
+                    return;
                 }
             }
         });
         heard
     }
 
+    fn look(&self) -> MutexGuard<'_, (Events, Vec<Event>)> {
+        let mut heard = lock(&self.0);
+        let (events, all) = &mut *heard;
+        // All of them, however many this task has had of late.
+        while let Some(next) = unconstrained(events.next()).now_or_never() {
+            match next {
+                Ok(Some(event)) => all.push(event),
+                Ok(None) => break,
+                Err(MissedEvents(missed)) => panic!("the test missed {missed} events"),
+            }
+        }
+        heard
+    }
+
     pub fn all(&self) -> Vec<Event> {
-        lock(&self.0).clone()
+        self.look().1.clone()
     }
 
     /// What this makes of the events, where it makes something of them.
     pub fn pick<T>(&self, pick: impl FnMut(&Event) -> Option<T>) -> Vec<T> {
-        lock(&self.0).iter().filter_map(pick).collect()
+        self.look().1.iter().filter_map(pick).collect()
     }
 
     pub fn count(&self, of: impl Fn(&Event) -> bool) -> usize {
-        lock(&self.0).iter().filter(|event| of(event)).count()
+        self.look().1.iter().filter(|event| of(event)).count()
     }
 
     /// Waits for an event of which this makes something.
