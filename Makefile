@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 servers := $(CURDIR)/target/servers
 
-.PHONY: help demo fuzz soak test lint servers clean-servers need-cargo
+.PHONY: help bench demo fuzz soak test lint servers clean-servers need-cargo
 
 help: ## list the targets
 	@echo "streamvisor: supervised consumers of Redis and Valkey streams"
@@ -14,6 +14,9 @@ help: ## list the targets
 	@echo
 	@echo "REDIS_URL=redis://host:port      make demo uses that server instead of starting one"
 	@echo "REDIS_SERVER=/path/redis-server  the demo and the tests start this one instead of Redis 7.0"
+
+bench: need-cargo ## measure an entry's way through this library without a server, whole and in parts
+	cargo bench --features bench --bench way $(if $(ONCE),-- --test)
 
 demo: need-cargo ## run examples/earthquakes against a Redis of its own (or REDIS_URL)
 	@set -e; if [[ -z "$${REDIS_URL:-}" ]]; then \

@@ -14,6 +14,9 @@
 )]
 
 mod actors;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench;
 #[cfg(not(feature = "fail_points"))]
 mod fail_point;
 #[cfg(feature = "fail_points")]

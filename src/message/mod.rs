@@ -33,5 +33,5 @@ pub(crate) use suspect::{ALONE_FOR, Turn};
 /// The error type that handlers return: any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-#[cfg(test)]
-pub(crate) use received::tests::source as test_source;
+#[cfg(any(test, feature = "bench"))]
+pub(crate) use received::source as test_source;

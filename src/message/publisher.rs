@@ -111,7 +111,7 @@ impl Publisher {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "bench"))]
     pub(crate) fn unconnected() -> Self {
         struct Nowhere;
         impl Append for Nowhere {

@@ -304,22 +304,24 @@ impl fmt::Debug for Context {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
+/// A source without a server.
+#[cfg(any(test, feature = "bench"))]
+pub(crate) fn source(index: usize) -> Arc<Source> {
+    Arc::new(Source {
+        stream: "s".into(),
+        group: "g".into(),
+        consumer: format!("c{index}").into(),
+        subscription: format!("s{index}").into(),
+        mode: Mode::Tail,
+        publisher: Publisher::unconnected(),
+        index,
+        lost: Notify::new(),
+    })
+}
 
-    pub(crate) fn source(index: usize) -> Arc<Source> {
-        Arc::new(Source {
-            stream: "s".into(),
-            group: "g".into(),
-            consumer: format!("c{index}").into(),
-            subscription: format!("s{index}").into(),
-            mode: Mode::Tail,
-            publisher: Publisher::unconnected(),
-            index,
-            lost: Notify::new(),
-        })
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn entry(fields: &[(&'static str, &'static str)]) -> Entry {
         Entry::new(EntryId::new(1, 0), fields.iter().copied())

@@ -79,8 +79,13 @@ pub(crate) async fn read_fresh(
     block: Option<Duration>,
 ) -> Result<Read, ServerError> {
     let args = read_args(&group, &consumer, count, block, None);
+    fresh(fetch(&conn, &group, args, block).await?)
+}
+
+/// What a read of fresh entries was answered with.
+pub(crate) fn fresh(reply: Frame) -> Result<Read, ServerError> {
     let mut read = Read::default();
-    for entry in entries(fetch(&conn, &group, args, block).await?)? {
+    for entry in entries(reply)? {
         match frame::listed(entry)?.0 {
             Listed::Entry(entry) => read.entries.push(entry),
             Listed::Gone(id) => read.gone.push(id),
