@@ -274,6 +274,8 @@ async fn a_number_of_workers_that_cannot_be_is_refused() {
         error.to_string(),
         "`workers` must not be 0; it must be at least 1"
     );
+    let error = supervisor.set_workers(NAME, 65_537).await.unwrap_err();
+    assert!(error.to_string().contains("65,536 at most"), "{error}");
     let error = supervisor.set_workers("other", 1).await.unwrap_err();
     assert!(matches!(error, ControlError::NoSuchSubscription { .. }));
     supervisor.shutdown().await.unwrap();

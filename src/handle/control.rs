@@ -7,7 +7,7 @@ use crate::actors::{
     Addition, ControlError, Message, Removal, ShutdownReport, SupervisorMessage,
     is_in_handler_of_subscription, prepare,
 };
-use crate::topology::Subscription;
+use crate::topology::{MOST_WORKERS, Subscription, bounds};
 
 impl SupervisorHandle {
     /// Stops reading from a subscription, without ending anything: handlers that run finish, and their
@@ -56,15 +56,12 @@ impl SupervisorHandle {
     ///
     /// # Errors
     ///
-    /// As [`pause`](Self::pause); [`ControlError::Setting`] for no workers at all, and
+    /// As [`pause`](Self::pause); [`ControlError::Setting`] for no workers at all or more than 65,536, and
     /// [`ControlError::Forwarded`] where there is one actor for all.
     #[allow(clippy::unused_async)]
     pub async fn set_workers(&self, name: &str, workers: usize) -> Result<(), ControlError> {
         let subscription = self.held.tree.at_work(name)?;
-        if workers == 0 {
-            let (setting, value) = ("workers", workers);
-            return Err(ControlError::Setting { setting, value });
-        }
+        in_bounds("workers", workers, MOST_WORKERS)?;
         if subscription.plan.handling.forwards().is_some() {
             let name = std::sync::Arc::clone(subscription.name());
             return Err(ControlError::Forwarded { name });
@@ -92,12 +89,7 @@ impl SupervisorHandle {
     #[allow(clippy::unused_async)]
     pub async fn set_max_in_flight(&self, name: &str, entries: usize) -> Result<(), ControlError> {
         let subscription = self.held.tree.at_work(name)?;
-        if entries == 0 {
-            return Err(ControlError::Setting {
-                setting: "max_in_flight",
-                value: entries,
-            });
-        }
+        in_bounds("max_in_flight", entries, usize::MAX)?;
         subscription.set_max_in_flight(entries);
         Ok(())
     }
@@ -185,4 +177,12 @@ impl SupervisorHandle {
         let _ = self.held.supervisor.cast(message);
         answer.await.unwrap_or(Err(ControlError::Ended))
     }
+}
+
+fn in_bounds(setting: &'static str, value: usize, most: usize) -> Result<(), ControlError> {
+    bounds(value, most).map_err(|instead| ControlError::Setting {
+        setting,
+        value,
+        instead,
+    })
 }

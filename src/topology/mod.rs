@@ -18,6 +18,6 @@ pub use subscription::{AfterAck, Draft, Start, Subscription};
 pub use topology::Topology;
 
 pub(crate) use handling::{Code, Forwards, MessageType, Runner, Supply, Target, WorkPlace};
-pub(crate) use plan::{Defaults, PlannedSubscription, plan, set_keep_alives};
+pub(crate) use plan::{Defaults, MOST_WORKERS, PlannedSubscription, bounds, plan, set_keep_alives};
 pub(crate) use retry::{End, Place};
 pub(crate) use subscription::{ReadMode, Settings};

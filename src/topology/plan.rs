@@ -16,6 +16,9 @@ const LONGEST_KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Below this a keep-alive cannot be relied on: one round trip and a busy moment take as long.
 const SHORTEST_KEEP_ALIVE: Duration = Duration::from_millis(30);
 
+/// Each worker is an actor with its lane, and a number that was meant for another setting would take all memory.
+pub(crate) const MOST_WORKERS: usize = 65_536;
+
 /// What is wrong with a topology, and what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -203,6 +206,17 @@ fn resolve(
     })
 }
 
+/// What a number may be, where it is out of bounds. Only workers are bounded from above.
+pub(crate) fn bounds(value: usize, most: usize) -> Result<(), &'static str> {
+    if value == 0 {
+        return Err("it must be at least 1");
+    }
+    if value > most {
+        return Err("there can be 65,536 at most, each an actor; more processes do more");
+    }
+    Ok(())
+}
+
 fn check_settings(subscription: &PlannedSubscription) -> Result<(), InvalidTopology> {
     let settings = &subscription.settings;
     let name = || subscription.name.to_string();
@@ -214,14 +228,18 @@ fn check_settings(subscription: &PlannedSubscription) -> Result<(), InvalidTopol
             instead: instead.to_owned(),
         })
     };
-    for (setting, value) in [
-        ("workers", settings.workers),
-        ("batch", settings.batch),
-        ("max_in_flight", settings.max_in_flight),
-        ("max_bytes_in_flight", settings.max_bytes_in_flight),
+    for (setting, value, most) in [
+        ("workers", settings.workers, MOST_WORKERS),
+        ("batch", settings.batch, usize::MAX),
+        ("max_in_flight", settings.max_in_flight, usize::MAX),
+        (
+            "max_bytes_in_flight",
+            settings.max_bytes_in_flight,
+            usize::MAX,
+        ),
     ] {
-        if value == 0 {
-            return wrong(setting, "0", "it must be at least 1");
+        if let Err(instead) = bounds(value, most) {
+            return wrong(setting, &value.to_string(), instead);
         }
     }
     for (setting, value) in [
@@ -497,6 +515,10 @@ mod tests {
             (vec![], "add one with `Topology::subscribe`"),
             (vec![tail(), tail()], "another name with `.named"),
             (vec![tail().workers(0)], "`workers` must not be 0"),
+            (
+                vec![tail().workers(MOST_WORKERS + 1)],
+                "`workers` must not be 65537; there can be 65,536",
+            ),
             (vec![tail().batch(0)], "`batch` must not be 0"),
             (
                 vec![tail().max_in_flight(0)],

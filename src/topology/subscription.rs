@@ -278,7 +278,7 @@ impl<C> Draft<C> {
         self
     }
 
-    /// How many handler actors run side by side; each handles one entry at a time. Default: 8.
+    /// How many handler actors run side by side, 65,536 at most; each handles one entry at a time. Default: 8.
     pub fn workers(mut self, workers: usize) -> Self {
         self.settings.workers = workers;
         self

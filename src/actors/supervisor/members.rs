@@ -61,12 +61,14 @@ pub enum ControlError {
         name: Arc<str>,
     },
     /// A value that cannot be.
-    #[error("`{setting}` must not be {value}; it must be at least 1")]
+    #[error("`{setting}` must not be {value}; {instead}")]
     Setting {
         /// The setting.
         setting: &'static str,
         /// The value that was asked for.
         value: usize,
+        /// What it may be.
+        instead: &'static str,
     },
     /// It was asked for by a handler of the subscription, which would have waited for its own end. Nothing
     /// has changed.
