@@ -46,6 +46,7 @@ pub fn gather(
             ordered: group.ordered,
             batches: group.handling == Handling::Batch,
             crash_leaves_pending: group.crash_leaves_pending,
+            claiming: group.claiming,
         });
         evidence
             .left
